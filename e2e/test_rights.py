@@ -10,12 +10,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+import urllib3
+import yaml
 
 from hami.codec.pods import GROUP_LABEL
-from testing.cluster import SCHEDULER, LocalCluster
+from testing.accounts import RBAC, binding
+from testing.cluster import SCHEDULER, LocalCluster, scheduler_config
 from testing.eventually import eventually
 from testing.pods import pod
 from testing.priorities import of_priority
+from testing.processes import Program, free_port
 from testing.rights import Right, calls, granted, refused, shipped, unused
 from testing.sandbox import Sandbox
 from testing.scheduler import (
@@ -198,3 +202,62 @@ def storage(name: str) -> list[Object]:
             "spec": {**of_class, "resources": {"requests": {"storage": "1Gi"}}},
         },
     ]
+
+
+@pytest.fixture
+def scraped(local: LocalCluster) -> Iterator[str]:
+    """The address of the metrics of a kube-scheduler that asks the API server who may read them, with its own account,
+    as that of the shipped pod does."""
+    kubeconfig, port = kube_scheduler_kubeconfig(local), free_port()
+    config = local.folder / "scraped.yaml"
+    config.write_text(yaml.safe_dump(scheduler_config(free_port(), kubeconfig=kubeconfig)))
+    flags = {
+        "config": config,
+        "secure-port": port,
+        "bind-address": "127.0.0.1",
+        "authentication-kubeconfig": kubeconfig,
+        "authorization-kubeconfig": kubeconfig,
+    }
+    words = [f"--{name}={value}" for name, value in flags.items()]
+    program = Program(
+        "scraped",
+        [str(local.binaries["kube-scheduler"]), *words],
+        local.folder / "scraped.log",
+    )
+    program.start()
+    yield f"https://127.0.0.1:{port}/metrics"
+    program.kill()
+
+
+@pytest.mark.filterwarnings("ignore:Unverified HTTPS request")  # as Prometheus has to
+def test_prometheus_reads_the_metrics_of_kube_scheduler_with_a_right_to_them(sandbox, scraped):
+    kube, name = sandbox.kube, f"metrics-{sandbox.namespace}"
+    rule = {"nonResourceURLs": ["/metrics"], "verbs": ["get"]}
+    role = {"kind": "ClusterRole", "metadata": {"name": name}, "rules": [rule]}
+    of_prometheus = binding(sandbox, "prometheus", name, kind="ClusterRoleBinding")
+    for account in ("prometheus", "other"):
+        kube.create(
+            {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}},
+            sandbox.namespace,
+        )
+    kube.create({"apiVersion": f"{RBAC}/v1", **role})
+    kube.create(of_prometheus)
+
+    def scrape(account: str) -> urllib3.BaseHTTPResponse | None:
+        token = kube.token(account, sandbox.namespace)
+        pool = urllib3.PoolManager(cert_reqs="CERT_NONE", retries=False, timeout=20)
+        with contextlib.suppress(urllib3.exceptions.HTTPError):  # it has not started yet
+            return pool.request("GET", scraped, headers={"Authorization": f"Bearer {token}"})
+        return None
+
+    try:
+        page = eventually(
+            lambda: (answer := scrape("prometheus")) and answer.status == 200 and answer,
+            "kube-scheduler shows its metrics",
+            timeout=30,
+        )
+        assert b"scheduler_pending_pods{" in page.data
+        assert scrape("other").status == 403
+    finally:
+        kube.delete("ClusterRoleBinding", name)
+        kube.delete("ClusterRole", name)

@@ -126,6 +126,13 @@ EXAMPLES: dict[str, Object] = {
     "everything": {
         **EVERYTHING,
         "dashboard": {"enabled": True, "grafana": True},
+        "prometheus": {
+            "enabled": True,
+            "runbookUrl": "https://example.com/alerts.md",
+            "labels": {"release": "kube-prometheus-stack"},
+            "interval": "30s",
+            "rulesInterval": "1m",
+        },
         "legacyMetrics": True,
         "devicePlugin": {"mockCards": True},
     },

@@ -65,7 +65,9 @@ def test_the_chart_has_the_version_of_the_package():
 
 def test_the_chart_has_no_copies_of_the_manifests():
     assert (CHART / "manifests").resolve() == ROOT / "manifests"
-    assert (CHART / "files" / "dashboard.json").resolve() == ROOT / "dashboards" / "hami.json"
+    files, dashboards = CHART / "files", ROOT / "dashboards"
+    assert (files / "dashboard.json").resolve() == dashboards / "hami.json"
+    assert (files / "dashboard-namespace.json").resolve() == dashboards / "hami-namespace.json"
 
 
 def test_own_images_have_no_registry():

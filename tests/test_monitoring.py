@@ -14,8 +14,15 @@ ROOT = Path(__file__).parent.parent
 GROUPS = yaml.safe_load((ROOT / "monitoring" / "alerts.yaml").read_text())["groups"]
 RULES = [rule for group in GROUPS for rule in group["rules"] if "alert" in rule]
 RECORDINGS = [rule for group in GROUPS for rule in group["rules"] if "record" in rule]
-DASHBOARD = json.loads((ROOT / "dashboards" / "hami.json").read_text())
-PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+DASHBOARDS = {
+    path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "dashboards").glob("*.json"))
+}
+PANELS = [
+    panel
+    for dashboard in DASHBOARDS.values()
+    for panel in dashboard["panels"]
+    if panel["type"] != "row"
+]
 EXPRESSIONS = [
     *(pytest.param(rule["expr"], id=rule["alert"]) for rule in RULES),
     *(pytest.param(rule["expr"], id=rule["record"]) for rule in RECORDINGS),
@@ -27,8 +34,8 @@ EXPRESSIONS = [
 ]
 OF_DCGM = {"UUID"}
 OF_PROMETHEUS = {"instance", "job"}  # added by Prometheus to each sample
-METRIC = re.compile(r"\b(?:(?:hami|process)_\w+|up\b(?=\{))")
-SELECTOR = re.compile(r"\b((?:hami|process)_\w+|up\b(?=\{))(?:\{([^}]*)\})?")
+METRIC = re.compile(r"\b(?:(?:hami|process|scheduler)_\w+|up\b(?=\{))")
+SELECTOR = re.compile(r"\b((?:hami|process|scheduler)_\w+|up\b(?=\{))(?:\{([^}]*)\})?")
 GROUPED = re.compile(r"\b(?:by|on|without|ignoring)\s*\(([^)]*)\)")
 
 
@@ -44,8 +51,9 @@ def scraped():
 
 
 SCRAPED = scraped()
-KNOWN = SCRAPED | {"up": {"node"}}
-"""With what Prometheus makes itself, with the labels of the PodMonitors."""
+OF_OTHERS = {"up": {"node"}, "scheduler_pending_pods": {"queue"}}
+"""What Prometheus makes itself, with the label of the PodMonitors, and what kube-scheduler serves."""
+KNOWN = SCRAPED | OF_OTHERS
 
 
 def labels_of(matchers):
@@ -100,11 +108,41 @@ def test_names_of_alerts_are_unique():
     assert len(set(names)) == len(names)
 
 
-def test_the_dashboard_has_no_fixed_data_source():
-    assert {target["datasource"]["uid"] for panel in PANELS for target in panel["targets"]} == {
-        "${datasource}"
-    }
-    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_a_dashboard_has_no_fixed_data_source(name):
+    panels = DASHBOARDS[name]["panels"]
+    targets = [target for panel in panels for target in panel.get("targets", ())]
+    assert {target["datasource"]["uid"] for target in targets} == {"${datasource}"}
+    assert len({panel["id"] for panel in panels}) == len(panels)
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_a_variable_of_a_dashboard_has_values_of_a_metric(name):
+    variables = DASHBOARDS[name]["templating"]["list"]
+    queries = [each["query"]["query"] for each in variables if each["type"] == "query"]
+    assert queries
+    for query in queries:
+        metric, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", query).groups()
+        assert label in SCRAPED[metric]
+
+
+def test_a_dashboard_of_a_namespace_shows_nothing_of_others():
+    for panel in DASHBOARDS["hami-namespace"]["panels"]:
+        for target in panel["targets"]:
+            for metric, matchers in SELECTOR.findall(target["expr"]):
+                assert 'namespace="$namespace"' in matchers, metric
+
+
+def test_panels_do_not_overlap():
+    for dashboard in DASHBOARDS.values():
+        taken = set()
+        for panel in dashboard["panels"]:
+            place = panel["gridPos"]
+            for x in range(place["x"], place["x"] + place["w"]):
+                for y in range(place["y"], place["y"] + place["h"]):
+                    assert x < 24
+                    assert (x, y) not in taken
+                    taken.add((x, y))
 
 
 def test_quotas_are_compared_in_one_unit():
@@ -112,4 +150,4 @@ def test_quotas_are_compared_in_one_unit():
     quotas = [
         name for value in EXPRESSIONS for name in METRIC.findall(value.values[0]) if "quota" in name
     ]
-    assert quotas == ["hami_resource_quota_used_ratio"] * 2
+    assert set(quotas) == {"hami_resource_quota_used_ratio"}

@@ -56,6 +56,7 @@ PATHS = (
     "devicePlugin.nvidiaHookPath",
     "devicePlugin.pluginPath",
 )
+PROMETHEUS_DURATION = r"^(([0-9]+(ms|s|m|h))+)?$"
 PORT: dict[str, object] = {"minimum": 1, "maximum": 65535}
 RULES: dict[str, dict[str, object]] = {
     **{name: {"pattern": PATH} for name in PATHS},
@@ -90,7 +91,9 @@ RULES: dict[str, dict[str, object]] = {
     "policies.mode": {"enum": ["auto", "deny", "warn"]},
     "devices.nvidia.gpuCorePolicy": {"enum": ["default", "force", "disable"]},
     "dra.extendedResource": {"pattern": r"^([a-z0-9][a-z0-9.-]*/[A-Za-z0-9][A-Za-z0-9._-]*)?$"},
-    "prometheus.docs": {"pattern": r"^(https?://[^\s\"'<>{}\\`]+)?$"},
+    "prometheus.runbookUrl": {"pattern": r"^(https?://[^\s\"'<>{}\\`]+)?$"},
+    "prometheus.interval": {"pattern": PROMETHEUS_DURATION},
+    "prometheus.rulesInterval": {"pattern": PROMETHEUS_DURATION},
     "devices.nvidia.computeBy": {"enum": ["events", "nvml", "off"]},
 }
 """What the schema says of a value beside its type."""

@@ -921,16 +921,101 @@ def test_limits_of_remediation_are_flags(helm):
     assert "ClusterRole/hami-scheduler-remediation" not in by_name(helm)
 
 
-def test_runbooks_are_places_below_the_address_of_the_files(helm):
-    found = by_name(helm, prometheus={"enabled": True, "docs": "https://example.com/blob/main/"})
-    rules = [
-        rule for group in found["PrometheusRule/hami"]["spec"]["groups"] for rule in group["rules"]
-    ]
-    assert {rule["annotations"]["runbook_url"] for rule in rules if "alert" in rule} == {
-        f"https://example.com/blob/main/docs/alerts.md#{rule['alert'].lower()}"
-        for rule in rules
-        if "alert" in rule
+def alerts_in(items: dict[str, Object]) -> list[Object]:
+    groups = items["PrometheusRule/hami"]["spec"]["groups"]
+    return [rule for group in groups for rule in group["rules"] if "alert" in rule]
+
+
+def test_runbooks_are_places_on_the_page_of_the_release(helm):
+    url = "https://example.com/alerts.md"
+    alerts = alerts_in(by_name(helm, prometheus={"enabled": True, "runbookUrl": url}))
+    assert {alert["annotations"]["runbook_url"] for alert in alerts} == {
+        f"{url}#{alert['alert'].lower()}" for alert in alerts
     }
+    alerts = alerts_in(by_name(helm, prometheus={"enabled": True}))
+    assert not [alert for alert in alerts if "runbook_url" in alert["annotations"]]
+
+
+def test_monitors_and_rules_have_the_labels_and_intervals_of_the_values(helm):
+    """Also beside labels of all objects, which count less."""
+    values = {"labels": {"release": "kps"}, "interval": "30s", "rulesInterval": "1m"}
+    items = by_name(
+        helm,
+        prometheus={"enabled": True, **values},
+        **{"global": {"labels": {"release": "other", "team": "a"}}},
+    )
+    kinds = ("ServiceMonitor", "PodMonitor", "PrometheusRule")
+    of_prometheus = {name: item for name, item in items.items() if item["kind"] in kinds}
+    assert of_prometheus.keys() == {
+        "ServiceMonitor/hami-scheduler",
+        "ServiceMonitor/hami-kube-scheduler",
+        "PodMonitor/hami-monitor",
+        "PodMonitor/hami-device-plugin",
+        "PrometheusRule/hami",
+    }
+    for item in of_prometheus.values():
+        labels = item["metadata"]["labels"]
+        assert (labels["release"], labels["team"]) == ("kps", "a")
+        assert labels["app.kubernetes.io/name"] == "hami"
+        spec = item["spec"]
+        for endpoint in [*spec.get("endpoints", ()), *spec.get("podMetricsEndpoints", ())]:
+            assert endpoint["interval"] == "30s"
+        for group in spec.get("groups", ()):
+            assert group["interval"] == "1m"
+    deployment = items["Deployment/hami-scheduler"]["metadata"]["labels"]
+    assert deployment["release"] == "other"
+
+
+def test_grafana_gets_both_dashboards(helm):
+    config = by_name(helm, dashboard={"grafana": True})["ConfigMap/hami-dashboard"]
+    assert config["metadata"]["labels"]["grafana_dashboard"] == "1"
+    files = {path.name: path.read_text() for path in (ROOT / "dashboards").glob("*.json")}
+    assert config["data"] == files
+    assert len(files) == 2
+
+
+def test_prometheus_finds_each_port_that_it_scrapes(helm):
+    """And the policies admit it there."""
+    items = by_name(helm, prometheus={"enabled": True}, networkPolicy={"enabled": True})
+    pods = {
+        name: items[f"{kind}/hami-{name}"]["spec"]["template"]
+        for kind, name in (
+            ("Deployment", "scheduler"),
+            ("DaemonSet", "monitor"),
+            ("DaemonSet", "device-plugin"),
+        )
+    }
+    targets = {}
+    for item in items.values():
+        for port in item["spec"]["ports"] if item["kind"] == "Service" else ():
+            targets[port["name"]] = port["targetPort"]
+    scraped = {"monitor": {"metrics"}, "device-plugin": {"health"}, "scheduler": set()}
+    for item in items.values():
+        for endpoint in item["spec"].get("endpoints", ()) if "Monitor" in item["kind"] else ():
+            scraped["scheduler"].add(targets[endpoint["port"]])
+        if item["kind"] == "PodMonitor":
+            name = item["metadata"]["name"].removeprefix("hami-")
+            assert {each["port"] for each in item["spec"]["podMetricsEndpoints"]} == scraped[name]
+    assert scraped["scheduler"] == {"metrics", "kube-scheduler"}
+    for name, ports in scraped.items():
+        containers = pods[name]["spec"]["containers"]
+        offered = {port["name"] for each in containers for port in each.get("ports", ())}
+        assert ports <= offered
+        assert ports <= admitted_ports(items, f"hami-{name}")
+
+
+def admitted_ports(items: dict[str, Object], component: str) -> set[str]:
+    """Returns the ports of a component to which namespaces with the label of metrics may connect."""
+    allowed = {"namespaceSelector": {"matchLabels": {"hami.io/metrics": "allowed"}}}
+    ports: set[str] = set()
+    for item in items.values():
+        if item["kind"] != "NetworkPolicy":
+            continue
+        selected = item["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+        for rule in item["spec"]["ingress"] if selected == component else ():
+            if allowed in rule.get("from", ()):
+                ports.update(port["port"] for port in rule["ports"])
+    return ports
 
 
 def admitted(policy: Object, labels: dict[str, str]) -> bool:
@@ -1106,8 +1191,8 @@ def test_texts_in_objects_and_lists_stay_texts(helm):
     ),
     (
         "address",
-        {"prometheus": {"docs": "javascript:alert(1)"}},
-        "at '/prometheus/docs': .* does not match pattern",
+        {"prometheus": {"runbookUrl": "javascript:alert(1)"}},
+        "at '/prometheus/runbookUrl': .* does not match pattern",
     ),
 )
 def test_texts_that_could_mean_something_else_are_refused(helm, values, message):

@@ -39,17 +39,9 @@
 {{- end -}}
 {{- if not $v.devicePlugin.enabled -}}{{- include "hami.drop" (list $ctx "device-plugin" list) -}}{{- end -}}
 {{- if not .monitor -}}{{- include "hami.drop" (list $ctx "monitor" list) -}}{{- end -}}
-{{- with $v.prometheus.docs -}}
-{{- range $key, $object := $ctx.objects -}}
-{{- if eq $object.kind "PrometheusRule" -}}
-{{- range $group := $object.spec.groups -}}{{- range $group.rules -}}
-{{- with .annotations -}}{{- $_ := set . "runbook_url" (printf "%s/%s" (trimSuffix "/" $v.prometheus.docs) .runbook_url) -}}{{- end -}}
-{{- end -}}{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
 {{- include "hami.configMaps" $ctx -}}
 {{- include "hami.labeled" $ctx -}}
+{{- include "hami.prometheus" $ctx -}}
 {{- include "hami.scheduler" $ctx -}}
 {{- include "hami.dashboard" $ctx -}}
 {{- include "hami.webhook" $ctx -}}
@@ -88,7 +80,7 @@
 {{- end -}}
 {{- $_ := set $data "scheduler-device" $device -}}
 {{- if not $v.devicePlugin.nodeConfiguration.externalConfigName -}}{{- $_ := set $data "device-plugin" (dict "config.json" $config) -}}{{- end -}}
-{{- if $v.dashboard.grafana -}}{{- $_ := set $data "dashboard" (dict "hami.json" (.root.Files.Get "files/dashboard.json")) -}}{{- end -}}
+{{- if $v.dashboard.grafana -}}{{- $_ := set $data "dashboard" (dict "hami.json" (.root.Files.Get "files/dashboard.json") "hami-namespace.json" (.root.Files.Get "files/dashboard-namespace.json")) -}}{{- end -}}
 {{- range $name, $content := $data -}}
 {{- $metadata := dict "name" (printf "%s-%s" $ctx.name $name) "namespace" $ctx.namespace -}}
 {{- if eq $name "dashboard" -}}{{- $_ := set $metadata "labels" (dict "grafana_dashboard" "1") -}}{{- end -}}
@@ -126,6 +118,25 @@
 {{- $_ := set $selector "matchLabels" (merge (deepCopy $ctx.labels) $selector.matchLabels) -}}
 {{- end -}}
 {{- with $ctx.v.global.annotations -}}{{- $_ := set $object.metadata "annotations" (deepCopy .) -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* hami.prometheus: what values say of monitors and rules. */}}
+{{- define "hami.prometheus" -}}
+{{- $p := .v.prometheus -}}
+{{- range $key, $object := .objects -}}
+{{- if has $object.kind (list "ServiceMonitor" "PodMonitor" "PrometheusRule") -}}
+{{- $_ := set $object.metadata "labels" (merge (deepCopy ($p.labels | default dict)) $object.metadata.labels) -}}
+{{- range concat ($object.spec.endpoints | default list) ($object.spec.podMetricsEndpoints | default list) -}}
+{{- if $p.interval -}}{{- $_ := set . "interval" $p.interval -}}{{- end -}}
+{{- end -}}
+{{- range $object.spec.groups -}}
+{{- if $p.rulesInterval -}}{{- $_ := set . "interval" $p.rulesInterval -}}{{- end -}}
+{{- range .rules -}}
+{{- if and .alert $p.runbookUrl -}}{{- $_ := set .annotations "runbook_url" (printf "%s#%s" $p.runbookUrl (lower .alert)) -}}{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
