@@ -263,6 +263,7 @@ class Preemptor(Task):
             "Warning",
             "Preempting",
             (f"{what} on node {promise.node}: the devices that they leave are held for this pod"),
+            replaces=True,
         )
         log.info(
             "pods preempted", extra={"pod": promise.ref, "node": promise.node, "victims": evicted}
@@ -294,7 +295,11 @@ class Preemptor(Task):
         self._attempts.put_off(promise.ref, self._clock() + RETRY_S)
         if error.status in (400, 403, 422):  # trying again at once does not help
             self._events.record(
-                promise.ref, "Warning", "PreemptionFailed", f"no pod can be evicted: {error}"
+                promise.ref,
+                "Warning",
+                "PreemptionFailed",
+                f"no pod can be evicted: {error}",
+                replaces=True,
             )
             self._store.preemptions.release(promise)
             self._attempts.put_off(promise.ref, self._clock() + REFUSED_S)

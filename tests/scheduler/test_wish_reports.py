@@ -35,6 +35,15 @@ def rounds(made, count=3):
         made.controller.step()
 
 
+def test_all_wishes_of_a_pod_are_one_event():
+    made = world()
+    create(made, pod(MUCH, scheduler_name=OURS, annotations={POLICY: "binpak"}))
+    rounds(made)
+    (message,) = wishes(made)
+    assert f"annotation {POLICY}=binpak" in message
+    assert TOO_MUCH in message
+
+
 @cases("node_name", ("waits", ""), ("placed", "n1"))
 @cases(
     "item, found",
