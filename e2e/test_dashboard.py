@@ -189,7 +189,7 @@ def test_what_pods_hold_is_shown(sandbox, site):
     )
     why = explained(site, f"/pods/{sandbox.namespace}/waits?format=json")
     assert why["unfit"] == 2
-    assert "fits none of 2 nodes" in why["message"]
+    assert "fit none of 2 nodes" in why["message"]
     kinds = {part["kind"] for one in why["suggestions"] for part in one["changes"]}
     assert "LessMemory" in kinds
     said = eventually(
