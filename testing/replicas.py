@@ -65,14 +65,17 @@ SETTINGS = Settings()
 
 
 class Journal(list):
-    """The recorded events as (reason, message), and what they are about."""
+    """The recorded events as (reason, message), what they are about, and the reasons of which a subject has one."""
 
     def __init__(self):
         super().__init__()
         self.subjects = []
+        self.replaced = set()
 
     def record(self, about, type, reason, message, *, replaces=False):
         self.append((reason, message))
+        if replaces:
+            self.replaced.add(reason)
         self.subjects.append(about)
 
     def reasons(self):

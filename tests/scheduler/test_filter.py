@@ -52,6 +52,14 @@ def test_the_event_of_a_pod_that_fits_many_nodes_names_the_best():
     assert named.count(":") == 3
 
 
+def test_a_pod_has_one_event_of_each_decision():
+    """Each is made again and again, with other numbers."""
+    scheduler = full_node()
+    scheduler.node_filter.filter(pod(gpus(1, memory=3000, cores=30)), ["n1"])
+    scheduler.node_filter.filter(pod(gpus(1, memory=10), name="small"), ["n1"])
+    assert scheduler.events.replaced == {"FilteringFailed", "FilteringSucceed"}
+
+
 def full_node():
     return replica(
         cards("n1", {"slots": 1}, {}, {}, {"healthy": False}),
