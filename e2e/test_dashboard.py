@@ -191,7 +191,7 @@ def test_what_pods_hold_is_shown(sandbox, site):
     assert why["unfit"] == 2
     assert "fit none of 2 nodes" in why["message"]
     kinds = {part["kind"] for one in why["suggestions"] for part in one["changes"]}
-    assert "LessMemory" in kinds
+    assert "FewerDevices" in kinds
     said = eventually(
         lambda: site.ask(f"/pods/{sandbox.namespace}/waits?format=json").json()["waits"][
             "condition"
