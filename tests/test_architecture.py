@@ -74,6 +74,7 @@ READ = {  # of hami.state: views and records, and functions of a pod
     "hami.state.view.View",
     "hami.state.view.Policies",
     "hami.state.bookings.Booking",
+    "hami.state.read_pod.PodRecord",
     "hami.state.read_pod.assigned_at",
     "hami.state.read_pod.bound_at",
     "hami.state.pods.FOREIGN_TTL_S",

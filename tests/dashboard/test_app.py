@@ -153,7 +153,7 @@ def test_filters_and_orders_of_pods(stage, query, expected):
 
 def test_a_pod_that_waits_shows_what_it_requests(stage):
     page = stage.ask("/pods?state=waiting").text
-    assert "2 × NVIDIA with 9500 MiB" in page
+    assert "2 × NVIDIA with 9,500 MiB" in page
     assert "Pending" in page
 
 
