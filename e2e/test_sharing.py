@@ -173,7 +173,8 @@ def test_the_refusal_counts_devices_by_reason(sandbox):
     assert said.endswith("small-0, lacks 2,000 MiB")
     failed = sandbox.event("a", "FailedScheduling", "CardInsufficientMemory")
     assert failed.startswith("0/")
-    assert "1 1/1 CardNotHealth, 2 1/1 CardInsufficientMemory" in failed
+    for counted in ("1 1/1 CardNotHealth", "2 1/1 CardInsufficientMemory"):
+        assert counted in failed  # among the reasons of other nodes
 
 
 def test_a_pod_that_waits_has_one_event_that_is_updated(sandbox):
