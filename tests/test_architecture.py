@@ -24,6 +24,7 @@ LIBRARIES = {  # third-party packages that the pure packages may import; the oth
     "codec": {"numpy", "msgspec", "jsonpatch", "yaml"},
     "model": set(),
     "quantity": set(),
+    "plurals": set(),
     "errors": set(),
 }
 

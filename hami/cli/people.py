@@ -152,8 +152,8 @@ def explain_command(
     First why; then the smallest changes with which the pod would fit, each tried with the scheduler's own decision;
     then the nearest nodes and what they lack, whom it would preempt, and what kube-scheduler said last. Needs the
     right to list nodes and pods of the cluster; for gangs, also the right to get podgroups in their namespaces; and to
-    count with PodDisruptionBudgets, the right to list them. Of a pod that waits for claims
-    which kube-scheduler allocates, it shows what kube-scheduler said.
+    count with PodDisruptionBudgets, the right to list them. Of a pod that waits for claims which kube-scheduler
+    allocates, it shows what kube-scheduler said.
     """
     from hami.inspect.claims import explain_claims, render_claims
     from hami.inspect.cluster import unknown_pod

@@ -59,12 +59,14 @@ def device_name(uuid: str) -> str:
     return f"gpu-{uuid.removeprefix('GPU-').lower()}"
 
 
-def card_of(name: str) -> str:
-    """Returns the UUID of the card that has this name in slices, or that the MIG device of this name is on.
+def card_name(name: str) -> str:
+    """Returns the name of the card that the device of this name in slices is, or is on."""
+    return name.partition(_INSTANCE)[0]
 
-    NVIDIA writes UUIDs in lower case.
-    """
-    return f"GPU-{name.removeprefix('gpu-').partition('-mig-')[0]}"
+
+def card_of(name: str) -> str:
+    """Returns the UUID of that card: NVIDIA writes UUIDs in lower case."""
+    return f"GPU-{card_name(name).removeprefix('gpu-')}"
 
 
 def is_publishable(device: Device) -> bool:

@@ -12,8 +12,8 @@ from hami.dashboard.use import Use
 from hami.inspect.gangs import gang_sentences
 from hami.inspect.preemption import preemption_sentences
 from hami.inspect.refusals import lacks
-from hami.inspect.tables import are, counted
 from hami.inspect.top import age_text
+from hami.plurals import are, counted
 
 HUES = 6  # colors of namespaces in the style sheet
 SCALE = 1000  # the width of a bar in its own units

@@ -29,6 +29,7 @@ from hami.inspect.top import (
     NodeRow,
     PodRow,
     age_of,
+    held_amounts,
     namespace_rows,
     pod_rows,
 )
@@ -67,11 +68,10 @@ class NodeQuery:
     page: int = 1
 
 
-HELD_BY: Mapping[str, Callable[[bool], bool]] = {
-    "allocated": lambda is_holding: is_holding,
-    "waiting": lambda is_holding: not is_holding,
-}
-"""States of pods by which they can be chosen, from whether the pod holds devices."""
+ALLOCATED, WAITING = "allocated", "waiting"
+"""States of pods by which they can be chosen: whether they have devices."""
+SIZES = ("memory", "cores")
+"""Amounts by which pods can be sorted, in the order of :func:`hami.inspect.top.held_amounts`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,14 +304,27 @@ class Views:
                 continue
             if record.ref.namespace not in scope or not _names_match(record, query):
                 continue
-            if query.state and not HELD_BY[query.state](store.booking(uid) is not None):
+            if not self._is_in_state(uid, query.state):
                 continue
             chosen.append(record)
         chosen.sort(key=lambda record: (record.ref.namespace, record.ref.name))
         if query.sort != "name":
-            size = SIZES[query.sort]
-            chosen.sort(key=lambda record: size(store.booking(record.ref.uid)), reverse=True)
+            column = SIZES.index(query.sort)
+            chosen.sort(key=lambda record: self._held(record)[column], reverse=True)
         return chosen
+
+    def _is_in_state(self, uid: str, state: str) -> bool:
+        """Reports whether the pod is in *state*; empty: any."""
+        if not state:
+            return True
+        is_allocated = self._live.store.booking(uid) is not None
+        return is_allocated == (state == ALLOCATED)
+
+    def _held(self, record: PodRecord) -> tuple[int, int]:
+        booking = self._live.store.booking(record.ref.uid)
+        if booking is None:
+            return 0, 0
+        return held_amounts(self._live.store.vendors, [booking])
 
     def pod(self, scope: Scope, namespace: str, name: str) -> PodPage:
         """Returns one pod. Raises: PageError."""
@@ -412,7 +425,9 @@ def pod_query(given: Mapping[str, str]) -> PodQuery:
         sort=_text(given, "sort") or "name",
         page=page_of(given),
     )
-    _check_choices(("state", query.state, ["", *HELD_BY]), ("sort", query.sort, ["name", *SIZES]))
+    _check_choices(
+        ("state", query.state, ["", ALLOCATED, WAITING]), ("sort", query.sort, ["name", *SIZES])
+    )
     return query
 
 
@@ -459,24 +474,6 @@ def _names_match(record: PodRecord, query: PodQuery) -> bool:
     if query.pod and query.pod.lower() not in str(record.ref).lower():
         return False
     return query.node.lower() in record.node.lower()
-
-
-def _memory_mib(booking: Booking | None) -> int:
-    memory = 0
-    for _, charges in booking.charges if booking is not None else ():
-        memory += sum(charge.memory_mib for charge in charges)
-    return memory
-
-
-def _cores(booking: Booking | None) -> int:
-    cores = 0
-    for _, charges in booking.charges if booking is not None else ():
-        cores += sum(charge.cores for charge in charges)
-    return cores
-
-
-SIZES: Mapping[str, Callable[[Booking | None], int]] = {"memory": _memory_mib, "cores": _cores}
-"""What a pod has of all its devices, by which pods can be sorted: MiB, and percent of one device."""
 
 
 def _item(row: NodeRow, devices: Sequence[DeviceParts]) -> NodeItem:

@@ -35,9 +35,10 @@ from hami.errors import MalformedInput
 from hami.inspect.cluster import ClusterRecord, InspectedCluster
 from hami.inspect.installation import Installation, SchedulerDeployment
 from hami.inspect.resize_report import REQUESTED, ResizeReport, resize_report
-from hami.inspect.tables import OutputRecord, counted, printable
+from hami.inspect.tables import OutputRecord, printable
 from hami.inspect.top import age_text
 from hami.model import Node, Pod, PodRef
+from hami.plurals import counted
 from hami.scheduling.usage import Charge
 from hami.state.pods import FOREIGN_TTL_S
 from hami.state.read_pod import assigned_at, bound_at

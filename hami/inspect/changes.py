@@ -16,8 +16,9 @@ from functools import partial
 from hami.codec.keys import CORDON, GPU_POLICY, NUMA_BIND
 from hami.codec.policies import parse_list
 from hami.inspect.cluster import InspectedCluster
-from hami.inspect.tables import OutputRecord, counted
+from hami.inspect.tables import OutputRecord
 from hami.model import Container, Device, Pod, QuotaLimits, Request
+from hami.plurals import counted
 from hami.scheduling.amounts import cores_of
 from hami.scheduling.pod_request import is_numa_bound
 from hami.scheduling.refusal import Choice

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent
 from hami.inspect.explain import event_lines, waiting_line
-from hami.inspect.tables import OutputRecord, counted, printable
+from hami.inspect.tables import OutputRecord, printable
 from hami.inspect.top import age_of
 from hami.model import Pod
+from hami.plurals import counted
 
 NOT_JUDGED = "kube-scheduler allocates its claims, and they are not judged here"
 

@@ -34,9 +34,10 @@ from hami.inspect.refusals import (
 )
 from hami.inspect.resize_report import ResizeReport, resize_report
 from hami.inspect.stranded import TakenRoom, taken_room, taken_sentence
-from hami.inspect.tables import counted, gib, printable
+from hami.inspect.tables import gib, printable
 from hami.inspect.top import age_of, age_text
 from hami.model import DisruptionBudget, Pod, Reason
+from hami.plurals import counted
 from hami.scheduling.preemption import PodGroups, no_pod_group
 from hami.scheduling.refusal import Refusal
 from hami.scheduling.refusal_text import refusal_head, refusal_sentence

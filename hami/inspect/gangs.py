@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hami.inspect.cluster import InspectedCluster
-from hami.inspect.tables import OutputRecord, are, counted
+from hami.inspect.tables import OutputRecord
 from hami.model import Pod
+from hami.plurals import are, counted
 from hami.scheduling.pod_request import make_pod_request
 from hami.scheduling.refusal import Refusal
 from hami.state import dry_run

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from hami.codec.pods import preempting_on
 from hami.inspect.cluster import InspectedCluster
 from hami.inspect.gangs import GangReport, gang_members
-from hami.inspect.tables import OutputRecord, are, counted
+from hami.inspect.tables import OutputRecord
 from hami.model import DisruptionBudget, Pod
+from hami.plurals import are, counted
 from hami.scheduling.preemption import PodGroups
 from hami.state.victims import PreemptionRules, plan_together, pods_together
 from hami.state.view import View

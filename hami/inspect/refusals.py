@@ -9,8 +9,9 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from hami.inspect.cluster import InspectedCluster
-from hami.inspect.tables import OutputRecord, counted, gib
+from hami.inspect.tables import OutputRecord, gib
 from hami.model import Pod, Reason, Request, Unfit
+from hami.plurals import counted
 from hami.scheduling.refusal import DeviceRefusal, NodeRefusal, Refusal
 from hami.scheduling.refusal_text import device_clause, request_text, shortage_text
 from hami.scheduling.usage import Amounts

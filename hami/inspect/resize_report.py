@@ -9,8 +9,9 @@ from hami.codec.allocation import container_positions
 from hami.codec.keys import RESIZE, RESIZE_APPLIED, RESIZE_STATUS
 from hami.codec.resize import MAX_TEXT, ResizeState, excess, parse_applied, parse_status, shares_in
 from hami.inspect.cluster import catalog_of
-from hami.inspect.tables import OutputRecord, counted
+from hami.inspect.tables import OutputRecord
 from hami.model import Pod, Share
+from hami.plurals import counted
 from hami.vendors.request import requesting
 
 UNKNOWN = "?"

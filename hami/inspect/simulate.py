@@ -29,8 +29,9 @@ from hami.inspect.refusals import (
     requested_devices,
 )
 from hami.inspect.stranded import FreeReport, free_sentences
-from hami.inspect.tables import Column, OutputRecord, Style, counted, printable, render_rows
+from hami.inspect.tables import Column, OutputRecord, Style, printable, render_rows
 from hami.model import DisruptionBudget, Node, Pod, PodRef
+from hami.plurals import counted
 from hami.scheduling.preemption import PodGroups, no_pod_group
 from hami.scheduling.refusal import Choice, Refusal
 from hami.scheduling.refusal_text import refusal_sentence

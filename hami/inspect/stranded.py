@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hami.inspect.tables import OutputRecord, counted
+from hami.inspect.tables import OutputRecord
 from hami.model import NodePolicy, Pod
+from hami.plurals import counted
 from hami.scheduling.node_order import node_order_of
 from hami.scheduling.refusal import Choice
 from hami.scheduling.stranded import FreeDevices

@@ -186,19 +186,9 @@ def meter_column(title: str, used: str, total: str) -> Column[Any]:
     return Column(title, lambda row: meter(*amounts(row)), share=share)
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """Returns a number with its noun: ``1 node``, ``2,000 nodes``."""
-    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
-
-
 def gib(memory_mib: int) -> str:
     """Returns memory in GiB with one digit, for totals: ``1,520.0``."""
     return f"{memory_mib / 1024:,.1f}"
-
-
-def are(number: int) -> str:
-    """Returns the verb for a number of things."""
-    return "is" if number == 1 else "are"
 
 
 def printable(text: str) -> str:

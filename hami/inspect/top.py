@@ -20,7 +20,6 @@ from hami.inspect.tables import (
     Column,
     OutputRecord,
     Style,
-    counted,
     gib,
     meter_column,
     printable,
@@ -29,10 +28,13 @@ from hami.inspect.tables import (
     versioned,
 )
 from hami.model import Budget, DeviceUsage, Node, Pod
+from hami.plurals import counted
 from hami.scheduling.amounts import cores_of, total_amounts, used_amounts
 from hami.scheduling.quota import allowed_budget, without_scopes
 from hami.scheduling.usage import Amounts
+from hami.state.bookings import Booking
 from hami.state.stranded import stranded_in
+from hami.vendors.spec import Catalog
 
 R = TypeVar("R", bound=OutputRecord)
 
@@ -271,17 +273,26 @@ def pod_rows(cluster: InspectedCluster, pods: Iterable[Holder]) -> list[PodRow]:
     return [_pod_row(cluster, pod) for pod in pods]
 
 
-def _pod_row(cluster: InspectedCluster, holder: Holder) -> PodRow:
-    bookings = cluster.bookings_of(holder.ref)
-    node = bookings[0].node if bookings else holder.node_name
-    indexes = {_key(node, usage): usage.device.index for usage in cluster.usages_on(node)}
+def held_amounts(vendors: Catalog, bookings: Iterable[Booking]) -> tuple[int, int]:
+    """Returns the memory (MiB) and the cores that *bookings* have of all their devices."""
     memory = cores = 0
-    cards: list[str] = []
     for booking in bookings:
         for vendor, charges in booking.charges:
             for charge in charges:
                 memory += charge.memory_mib
-                cores += cores_of(cluster.vendors[vendor], charge.cores)
+                cores += cores_of(vendors[vendor], charge.cores)
+    return memory, cores
+
+
+def _pod_row(cluster: InspectedCluster, holder: Holder) -> PodRow:
+    bookings = cluster.bookings_of(holder.ref)
+    node = bookings[0].node if bookings else holder.node_name
+    indexes = {_key(node, usage): usage.device.index for usage in cluster.usages_on(node)}
+    memory, cores = held_amounts(cluster.vendors, bookings)
+    cards: list[str] = []
+    for booking in bookings:
+        for vendor, charges in booking.charges:
+            for charge in charges:
                 cards.append(str(indexes.get((node, vendor, charge.uuid), charge.uuid)))
     pod = cluster.pods.get(holder.ref.uid)
     requests: list[str] = []

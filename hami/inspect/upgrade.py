@@ -19,8 +19,9 @@ from hami.errors import MalformedInput
 from hami.inspect.audit import Finding
 from hami.inspect.cluster import InspectedCluster
 from hami.inspect.manifests import TEMPLATE_KINDS, pod_source
-from hami.inspect.tables import counted, printable
+from hami.inspect.tables import printable
 from hami.node.limits import task_priority
+from hami.plurals import counted
 from hami.quantity import strict_integer
 from hami.state.view import View
 from hami.vendors.request import requests_devices

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from hami.model import Reason, Request
+from hami.plurals import are, counted, have
 from hami.scheduling.refusal import AMOUNTS, DeviceRefusal, NodeRefusal, Refusal
 from hami.scheduling.usage import Amounts
 from hami.vendors.spec import Vendor
@@ -64,16 +65,14 @@ def refusal_head(refusal: Refusal) -> str:
     fits = "fits" if count == 1 else "fit"
     if not refusal.nodes:
         return f"{requests} {fits} no node"
-    return f"{requests} {fits} none of {_counted(refusal.nodes, 'node')}"
+    return f"{requests} {fits} none of {counted(refusal.nodes, 'node')}"
 
 
 def device_clause(reason: Reason, count: int) -> str:
     """Returns what *reason* says of *count* devices: ``have too little free memory``."""
     if reason not in _OF_DEVICES:
-        return f"{_have(count)} the reason {reason}"
-    if count == 1:
-        return _OF_DEVICES[reason].format(are="is", have="has")
-    return _OF_DEVICES[reason].format(are="are", have="have")
+        return f"{have(count)} the reason {reason}"
+    return _OF_DEVICES[reason].format(are=are(count), have=have(count))
 
 
 def request_text(request: Request, vendor: Vendor) -> str:
@@ -88,7 +87,7 @@ def request_text(request: Request, vendor: Vendor) -> str:
         elif vendor.resources.has_memory and request.memory_percent:
             amounts.append(f"{request.memory_percent} % memory")
         if request.cores:
-            amounts.append(_counted(request.cores, "core"))
+            amounts.append(counted(request.cores, "core"))
     return f"{text} with {' and '.join(amounts)}" if amounts else text
 
 
@@ -98,7 +97,7 @@ def shortage_text(short: Amounts) -> str:
     if short.memory_mib:
         amounts.append(f"{short.memory_mib:,} MiB")
     if short.cores:
-        amounts.append(_counted(short.cores, "core"))
+        amounts.append(counted(short.cores, "core"))
     if short.slots:
         amounts.append("a free slot")
     return " and ".join(amounts)
@@ -122,7 +121,7 @@ def _reason_clauses(refusal: Refusal) -> Iterator[str]:
     """Yields what excludes devices, most frequent first, each with what separates it from the clause before."""
     counts = dict(refusal.devices_by_reason)
     counts.pop(Reason.TOO_FEW_DEVICES, None)
-    separator, of_all = ": ", f" of {_counted(refusal.devices, 'device')}"
+    separator, of_all = ": ", f" of {counted(refusal.devices, 'device')}"
     for reason, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         yield f"{separator}{count:,}{of_all} {device_clause(reason, count)}"
         separator, of_all = ", ", ""
@@ -132,10 +131,10 @@ def _node_clauses(refusal: Refusal, closest: Iterable[NodeRefusal]) -> Iterator[
     """Yields how many nodes have too few devices, or none, and what the nearest device lacks."""
     few = len(refusal.nodes_by_reason.get(Reason.TOO_FEW_DEVICES, ()))
     if few:
-        yield f"; {_counted(few, 'node')} {_have(few)} fewer devices than requested"
+        yield f"; {counted(few, 'node')} {have(few)} fewer devices than requested"
     unknown = len(refusal.unknown)
     if unknown:
-        yield f"; {_counted(unknown, 'more node')} {_have(unknown)} no such devices"
+        yield f"; {counted(unknown, 'more node')} {have(unknown)} no such devices"
     for node in closest:
         device = nearest_short(node)
         if device is not None:
@@ -150,11 +149,3 @@ def nearest_short(node: NodeRefusal) -> DeviceRefusal | None:
         if device.reason in AMOUNTS and any(device.short):
             return device
     return None
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def _have(number: int) -> str:
-    return "has" if number == 1 else "have"

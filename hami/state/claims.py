@@ -15,6 +15,7 @@ from hami.codec.slices import (
     SHARE,
     PublishedInstance,
     PublishedSlice,
+    card_name,
     device_name,
     divided_cards,
     pool_name,
@@ -94,7 +95,7 @@ class ClaimCache:
         with self._lock:
             for claim in self._on.get(pool_name(node), {}).values():
                 for device in _devices_of(claim):
-                    if device.device == name or device.device.startswith(f"{name}-mig-"):
+                    if card_name(device.device) == name:
                         pods.update(dict.fromkeys(claim.pods))
         return list(pods)
 
