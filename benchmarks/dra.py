@@ -39,7 +39,7 @@ from testing.device_plugin import HOOK, DevicePlugin, cards
 from testing.eventually import eventually
 from testing.realnode import RealNode
 from testing.sandbox import Sandbox
-from testing.scheduler import Certificates, Scheduler, install
+from testing.scheduler import Scheduler
 from testing.shown import seen, shower
 
 __all__ = ["dra_rows"]
@@ -223,13 +223,8 @@ def real_node_rows(run: Run, rounds: int) -> Iterator[Row]:
     if reason := realnode.missing():
         yield Row(group=GROUP, what="claims on a real node", measured=f"not measured: {reason}")
         return
-    with (
-        LocalCluster.started(say=run.say) as cluster,
-        RealNode.joined(cluster, say=run.say) as node,
-    ):
-        certificates = Certificates(cluster.folder / "tls")
-        scheduler = Scheduler(cluster, certificates, install(cluster, certificates)).start()
-        claims.class_and_rights(cluster.kube)
+    with realnode.scheduled_node(run) as (node, scheduler):
+        claims.class_and_rights(node.kube)
         alone: dict[str, list[Object]] = {
             allocation_mode: [] for allocation_mode in ALLOCATION_MODES
         }
@@ -252,7 +247,6 @@ def real_node_rows(run: Run, rounds: int) -> Iterator[Row]:
                     crowds[allocation_mode].append(crowd)
                     if allocation_mode == "dra":
                         writes.append(stage.writes_at_rest())
-        scheduler.close()
     yield from pods_rows(alone, crowds)
     yield Row(
         group=GROUP,

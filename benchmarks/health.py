@@ -6,7 +6,6 @@ kubelet, containerd, the scheduler and kube-scheduler are real.
 
 from __future__ import annotations
 
-import os
 import statistics
 import tempfile
 import time
@@ -18,16 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import Cpu, Run, cpu_seconds, disturbed
-from benchmarks.realnode import STEP, missing
+from benchmarks.realnode import STEP, missing, scheduled_node
 from benchmarks.rows import Row, remarks
-from testing.cluster import LocalCluster
 from testing.device_health import health_of
 from testing.device_plugin import RESOURCE, DevicePlugin
 from testing.driver_root import DriverRoot, compile_nvml
 from testing.pods import pod
 from testing.realnode import RealNode
 from testing.sandbox import Sandbox
-from testing.scheduler import Certificates, Scheduler, install
+from testing.scheduler import Scheduler
 
 __all__ = ["health_rows"]
 
@@ -53,12 +51,7 @@ def health_rows(run: Run) -> Iterator[Row]:
     if reason := missing():
         yield Row(group=GROUP, what="a real node", measured=f"not measured: {reason}")
         return
-    with (
-        LocalCluster.started(say=run.say) as cluster,
-        RealNode.joined(cluster, say=run.say) as node,
-    ):
-        certificates = Certificates(cluster.folder / "tls")
-        scheduler = Scheduler(cluster, certificates, install(cluster, certificates)).start()
+    with scheduled_node(run) as (node, scheduler):
         driver = driver_on(node)
         plugin = DevicePlugin(
             node,
@@ -72,7 +65,6 @@ def health_rows(run: Run) -> Iterator[Row]:
             yield from stage.told_rows()
             yield stage.placed_row()
         yield stage.cpu_row()
-        scheduler.close()
 
 
 def driver_on(node: RealNode) -> DriverRoot:
@@ -104,17 +96,12 @@ class Stage:
     @contextmanager
     def watching(self, **environment: str) -> Iterator[None]:
         """Has the device plugin run, with *environment* beside that of this process."""
-        own = {
+        self.plugin.environment = {
             "FAKE_NVML_MODULE": str(self.driver.module),
             "FAKE_NVML_HEALTH": str(self.driver.health),
             **environment,
         }
-        os.environ.update(own)
-        try:
-            self.plugin.start()
-        finally:
-            for name in own:
-                del os.environ[name]
+        self.plugin.start()
         try:
             self.plugin.wait_offered(CARDS * SLOTS)
             yield

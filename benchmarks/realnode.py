@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -27,7 +28,7 @@ from testing.realnode import RealNode, missing
 from testing.sandbox import Sandbox
 from testing.scheduler import Certificates, Scheduler, install
 
-__all__ = ["CARDS", "PODS", "Stage", "missing", "realnode_rows"]
+__all__ = ["CARDS", "PODS", "STEP", "Stage", "missing", "realnode_rows", "scheduled_node"]
 
 Object = dict[str, Any]
 GROUP = "realnode"
@@ -41,17 +42,25 @@ PLUGIN_SOCKET = "/var/lib/kubelet/device-plugins/nvidia-gpu.sock"
 STEP = re.compile(r'time=(\S+) .*message="pod (filtered|bound)" pod=\S+/(\S+) ')
 
 
-def realnode_rows(run: Run, rounds: int) -> Iterator[Row]:
-    """Yields Allocate for pods one after the other, and forty pods at once, *rounds* times."""
-    if reason := missing():
-        yield Row(group=GROUP, what="a real node", measured=f"not measured: {reason}")
-        return
+@contextmanager
+def scheduled_node(run: Run) -> Iterator[tuple[RealNode, Scheduler]]:
+    """Yields a real node in a cluster of its own, and the scheduler of that cluster, which runs."""
     with (
         LocalCluster.started(say=run.say) as cluster,
         RealNode.joined(cluster, say=run.say) as node,
     ):
         certificates = Certificates(cluster.folder / "tls")
         scheduler = Scheduler(cluster, certificates, install(cluster, certificates)).start()
+        yield node, scheduler
+        scheduler.close()
+
+
+def realnode_rows(run: Run, rounds: int) -> Iterator[Row]:
+    """Yields Allocate for pods one after the other, and forty pods at once, *rounds* times."""
+    if reason := missing():
+        yield Row(group=GROUP, what="a real node", measured=f"not measured: {reason}")
+        return
+    with scheduled_node(run) as (node, scheduler):
         plugin = DevicePlugin(node)
         plugin.insert(*cards(CARDS))
         plugin.install_limiter(b"no library: nothing is limited here\n")
@@ -63,7 +72,6 @@ def realnode_rows(run: Run, rounds: int) -> Iterator[Row]:
             yield stage.allocate_row()
         yield stage.burst_row(rounds)
         plugin.close()
-        scheduler.close()
 
 
 class Stage:

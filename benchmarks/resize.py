@@ -12,9 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from benchmarks.processes import Cpu, Run, disturbed
-from benchmarks.realnode import missing
+from benchmarks.realnode import missing, scheduled_node
 from benchmarks.rows import Latency, Row, remarks
-from testing.cluster import LocalCluster
 from testing.device_plugin import HOOK, SLOTS, DevicePlugin, cards
 from testing.monitor import Monitor
 from testing.nodes import gpus
@@ -22,7 +21,6 @@ from testing.pods import pod
 from testing.realnode import RealNode
 from testing.resizes import RESIZABLE, answered, resize
 from testing.sandbox import Sandbox
-from testing.scheduler import Certificates, Scheduler, install
 
 __all__ = ["resize_rows"]
 
@@ -40,12 +38,7 @@ def resize_rows(run: Run) -> Iterator[Row]:
     if reason := missing():
         yield Row(group=GROUP, what="a real node", measured=f"not measured: {reason}")
         return
-    with (
-        LocalCluster.started(say=run.say) as cluster,
-        RealNode.joined(cluster, say=run.say) as node,
-    ):
-        certificates = Certificates(cluster.folder / "tls")
-        scheduler = Scheduler(cluster, certificates, install(cluster, certificates)).start()
+    with scheduled_node(run) as (node, scheduler):
         plugin, monitor = DevicePlugin(node), Monitor(node)
         plugin.insert(*cards(1))
         plugin.install_limiter(b"no library: nothing is limited here\n")
@@ -79,7 +72,6 @@ def resize_rows(run: Run) -> Iterator[Row]:
                 disturbance = disturbed(cpu.spent())
         monitor.close()
         plugin.close()
-        scheduler.close()
     yield row("grow", "the pod says so", timed[LARGE], disturbance)
     yield row("shrink", "the memory is free for others", timed[SMALL], disturbance)
 

@@ -72,6 +72,8 @@ class DevicePlugin:
         self.node = node
         self.name = name
         self.cards: tuple[Card, ...] = ()
+        self.environment: Object = {}
+        """Variables that it has beside those of this process."""
         self._file = node.folder / "cards.yaml"
         self._revision = revision
         self._defaults = (
@@ -134,6 +136,7 @@ class DevicePlugin:
                     for key, value in os.environ.items()
                     if key not in ("NODE_NAME", "HOOK_PATH")
                 },
+                **self.environment,
                 **self._revision.environment,
                 "KUBECONFIG": str(account_kubeconfig(self.node)),
                 "PYTHONUNBUFFERED": "1",
