@@ -129,7 +129,8 @@ def rows_for(run: Run, setting: Setting) -> Iterator[Row]:
     targets = TARGETS.get(setting.nodes, NO_TARGETS)
     names = [fleet.node_name(number) for number in range(setting.nodes)]
     begun = time.monotonic()
-    with Replica.started(run, setting.kubeconfig) as replica:
+    flags = {"usual-pods": str(fleet.usual_pods_file(run.folder))}
+    with Replica.started(run, setting.kubeconfig, flags=flags) as replica:
         replica.first_placement(names)
         started = time.monotonic() - begun
         ready = memory(replica.pid)
@@ -137,6 +138,7 @@ def rows_for(run: Run, setting: Setting) -> Iterator[Row]:
         yield start_row(setting, targets, started)
         yield from latency_rows(run, setting, targets, replica, names)
         yield memory_row(setting, targets, ready, memory(replica.pid))
+        yield from least_waste_rows(run, setting, replica, names)
 
 
 def start_row(setting: Setting, targets: Targets, started: float) -> Row:
@@ -188,6 +190,21 @@ def latency_rows(
         yield latency_row(
             setting, NO_TARGETS, f"new, beside {CHURN:,} watch events/s", measured, floor
         )
+
+
+def least_waste_rows(
+    run: Run, setting: Setting, replica: Replica, names: list[str]
+) -> Iterator[Row]:
+    """Measures the policy that computes the room of the nodes for 64 kinds of usual pods.
+
+    Each new pair of request and CPU costs that once: the loss of every node has to be computed.
+    """
+    body = fleet.filter_args(names, policy="least-waste")
+    floor = Latency.of(replica.load("/version", "version", requests=1000)["latencies"])
+    measured = Measured.taken(run, setting, replica, body=body, requests=1000)
+    yield latency_row(setting, NO_TARGETS, "seen, least-waste", measured, floor)
+    measured = Measured.taken(run, setting, replica, body=body, requests=200, vary=True)
+    yield latency_row(setting, NO_TARGETS, "new, least-waste", measured, floor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from testing.nodes import Gpu, fake_node, gpus, registered
@@ -206,6 +208,26 @@ def filter_args(names: list[str], *, policy: str | None = None) -> str:
     """Returns the body of ``/filter`` as kube-scheduler renders it, with placeholders ``UID`` and ``MEMORY``."""
     pod = with_defaults(asking_pod(f"pod-{UID}", memory_mib=MEMORY, policy=policy))
     return json.dumps({"Pod": pod, "Nodes": None, "NodeNames": names}, separators=(",", ":"))
+
+
+def usual_pods_file(folder: Path) -> Path:
+    """Returns a file in *folder* with 64 kinds of usual pods, as many as the scheduler learns."""
+    kinds = [
+        {
+            "pods": 1 + place % 7,
+            "vendor": "NVIDIA",
+            "count": count,
+            "cores": cores,
+            "memoryMiB": memory_mib,
+            "milliCPU": milli_cpu,
+        }
+        for place, (count, cores, memory_mib, milli_cpu) in enumerate(
+            itertools.product((1, 2, 4, 8), (10, 25, 50, 100), (3000, 12000), (100, 4000))
+        )
+    ]
+    file = folder / "usual-pods.json"
+    file.write_text(json.dumps(kinds))
+    return file
 
 
 def review() -> str:
