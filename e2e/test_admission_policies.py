@@ -74,6 +74,7 @@ VARIABLES = (
     "CUDA_DEVICE_SM_LIMIT_1",
     "CUDA_DEVICE_MEMORY_LIMITS",
     "CUDA_OVERSUBSCRIBE",
+    "NVIDIA_GPU_MEMORY_REQUEST",
     "CUDA_DEVICE_MEMORY_SHARED_CACHE",
     "LD_PRELOAD",
     "A",
@@ -321,9 +322,11 @@ WARNINGS = [
     ("a-request", pod("p", gpu=1, gpumem=4000, gpucores=100), None),
     ("nothing", pod("p", annotations={"app": "x"}), None),
 ]
-UNITS = [
+WITH_MPS = container(gpu=1) | {"env": [{"name": "CUDA_MPS_LOG_DIRECTORY", "value": "/x"}]}
+OF_CONTAINERS = [
     ("memory", pod("p", gpu=1, gpumem="1Gi"), "nvidia.com/gpumem with a unit"),
     ("cores", pod("p", gpu=1, gpumem=1, gpucores=101), "more than 100 of nvidia.com/gpucores"),
+    ("mps", pod("p", containers=[WITH_MPS]), "a variable that starts with CUDA_MPS_"),
 ]
 
 
@@ -343,8 +346,8 @@ def test_policies_warn_of_the_same_as_the_webhook(sandbox, user, mutated, item, 
 
 
 @pytest.mark.parametrize("settings", ["shipped"], indirect=True)
-@cases("item, warning", *UNITS)
-def test_policies_warn_of_amounts_that_no_device_has(user, mutated, item, warning):
+@cases("item, warning", *OF_CONTAINERS)
+def test_policies_warn_of_amounts_that_no_device_has_and_of_mps(user, mutated, item, warning):
     eventually(
         lambda: [warning in text for text in user.warnings(item, mutated)] == [True],
         lambda: f"the policy warns: {user.warnings(item, mutated)}",

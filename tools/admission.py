@@ -33,6 +33,8 @@ from hami.quantity import INT32_MAX
 from hami.scheduler.admit import MAX_RESOURCES
 from hami.vendors.nvidia import (
     LIMIT_VARIABLES,
+    MPS_VARIABLES,
+    MPS_WARNING,
     NOTHING_VISIBLE,
     RESERVED_VARIABLES,
     VISIBLE_VARIABLE,
@@ -216,6 +218,8 @@ class _Expressions:
                 self._of_all(self._cores, f"q.compareTo(quantity('{WHOLE}')) <= 0"), 6
             ),
             "whole": WHOLE,
+            "mps_variables": MPS_VARIABLES,
+            "mps_warning": MPS_WARNING,
         }
 
     @property

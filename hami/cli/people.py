@@ -22,6 +22,7 @@ from hami.scheduler.settings import Settings
 if TYPE_CHECKING:
     from hami.inspect.cluster import InspectedCluster
     from hami.inspect.manifests import PodSource
+    from hami.inspect.upgrade import AdmissionVerdict
     from hami.scheduler.admit import Admitted, Denied
     from hami.state.view import View
 
@@ -379,7 +380,8 @@ def audit_command(
     been finished, and rights that are left of an upgrade.
     Exit status 1 if there is any.
 
-    With --before-upgrade: workloads whose pods the webhook would refuse, and why. Nothing needs to be installed for it.
+    With --before-upgrade: workloads whose pods the webhook would refuse or warn of, and why. Nothing needs to be
+    installed for it.
     """
     from hami.inspect.audit import audit, render_audit, settle
     from hami.inspect.cluster import InspectedCluster
@@ -419,10 +421,10 @@ def _before_upgrade(client: Client, files: tuple[Any, ...], scheduler_name: str)
             "kubectl get cronjobs,jobs,deployments,statefulsets,daemonsets,replicasets,pods -A -o json"
         )
     record = ClusterRecord(taken=utc_now(), nodes=(), pods=(), device_config=client.device_config())
-    cluster, refuse = InspectedCluster(record), make_refuse(scheduler_name)
+    cluster, judge = InspectedCluster(record), make_judge(scheduler_name)
     if files:
         namespace = client.single_namespace("manifests without a namespace are of one namespace")
-        check = UpgradeCheck(cluster, refuse, namespace=namespace)
+        check = UpgradeCheck(cluster, judge, namespace=namespace)
         for file in files:
             if others := check.add_all(list(read_documents(read_file(file), file.name))):
                 show_note(
@@ -431,7 +433,7 @@ def _before_upgrade(client: Client, files: tuple[Any, ...], scheduler_name: str)
     else:
         reader = InstallationReader(client.reader())
         check = UpgradeCheck(
-            cluster, refuse, ignored=reader.labeled_namespaces(f"{WEBHOOK}={IGNORE}")
+            cluster, judge, ignored=reader.labeled_namespaces(f"{WEBHOOK}={IGNORE}")
         )
         reader.workloads("" if client.all_namespaces else client.namespace, check.add)
     findings, count = check.findings, check.workloads
@@ -569,19 +571,24 @@ def make_admit(scheduler_name: str) -> Callable[[View, Mapping[str, Any], str], 
     return admit
 
 
-def make_refuse(scheduler_name: str) -> Callable[[View, Mapping[str, Any], str], str]:
-    """Returns the denials of the scheduler's own admission."""
+def make_judge(
+    scheduler_name: str,
+) -> Callable[[View, Mapping[str, Any], str], AdmissionVerdict]:
+    """Returns the verdicts of the scheduler's own admission."""
+    from hami.inspect.upgrade import AdmissionVerdict
     from hami.scheduler.admit import Denied
 
     decide = _make_decide(scheduler_name)
 
-    def refuse(view: View, pod: Mapping[str, Any], namespace: str) -> str:
+    def judge(view: View, pod: Mapping[str, Any], namespace: str) -> AdmissionVerdict:
         verdict = decide(view, pod, namespace)
-        if not isinstance(verdict, Denied):
-            return ""
-        return verdict.message
+        if isinstance(verdict, Denied):
+            return AdmissionVerdict(verdict.message)
+        if verdict.message:  # another scheduler's pod is not created in another way than before
+            return AdmissionVerdict()
+        return AdmissionVerdict(warnings=verdict.warnings)
 
-    return refuse
+    return judge
 
 
 def _make_decide(

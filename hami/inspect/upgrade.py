@@ -1,4 +1,5 @@
-"""``hami audit --before-upgrade``: the workloads whose pods admission would refuse once it replaces that of HAMi.
+"""``hami audit --before-upgrade``: the workloads whose pods admission would refuse or warn of, once it
+replaces that of HAMi.
 
 The verdict is that of the scheduler's own admission, on each pod or template as its author wrote it. Pods that run stay
 as they are: only new ones are admitted. Quotas are left out, since those of the cluster are the same before and after.
@@ -31,8 +32,17 @@ SHOWN_PROBLEMS = 50
 _OWN_GROUPS = ("v1", "apps/v1", "batch/v1")  # whose TEMPLATE_KINDS are meant
 _ENDED_PHASES = ("Succeeded", "Failed")
 
-Refuse = Callable[[View, Mapping[str, Any], str], str]
-"""Returns why admission denies a pod (as JSON) in a namespace of a cluster; empty if it does not."""
+
+@dataclass(frozen=True, slots=True)
+class AdmissionVerdict:
+    """What admission says of a pod. *problem*: why it is denied; empty if it is not. *warnings*: for its author."""
+
+    problem: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+Judge = Callable[[View, Mapping[str, Any], str], AdmissionVerdict]
+"""Returns the verdict about a pod (as JSON) in a namespace of a cluster."""
 
 
 class _Owner(msgspec.Struct, rename="camel"):
@@ -124,7 +134,7 @@ class UpgradeCheck:
     """
 
     cluster: InspectedCluster
-    refuse: Refuse
+    judge: Judge
     namespace: str = "default"
     ignored: Collection[str] = ()
     _workloads: set[str] = field(default_factory=set)
@@ -194,15 +204,23 @@ class UpgradeCheck:
             return Finding(
                 "UnreadableObject", subject, str(error), "repair it: its pods are not checked"
             )
-        problem = self.refuse(self.cluster.view, pod, namespace)
-        if problem:
+        verdict = self.judge(self.cluster.view, pod, namespace)
+        if verdict.problem:
             return Finding(
                 "Refused",
                 subject,
-                problem,
+                verdict.problem,
                 "change it before the upgrade: pods that run stay, but no new ones are created",
             )
-        return self._urgent(pod, subject)
+        urgent = self._urgent(pod, subject)
+        if urgent is not None or not verdict.warnings:
+            return urgent
+        return Finding(
+            "Warned",
+            subject,
+            verdict.warnings[0],
+            "its pods are created, with this warning: check whether they are to keep it",
+        )
 
     def _unseen(self, pod: Mapping[str, Any], subject: str) -> Finding | None:
         """Returns the finding on a pod that keeps itself from the webhook."""

@@ -23,7 +23,7 @@ from hami.vendors.draft import PodDraft
 from hami.vendors.request import MAX_CONTAINERS, requests_devices
 from hami.vendors.spec import Vendor
 from hami.vendors.vocabulary import Vocabulary
-from hami.vendors.wishes import Wishes, foreign_scheduler
+from hami.vendors.wishes import MOST, Wishes, foreign_scheduler
 
 MAX_RESOURCES = 128  # names in limits and requests of a container
 _FOREIGN = "pod already has different scheduler assigned"
@@ -193,14 +193,14 @@ class Admitter:
         return Admitted(draft.render(), warnings=self._warnings(draft))
 
     def _warnings(self, draft: PodDraft) -> tuple[str, ...]:
-        """Returns the warnings about a pod; none in a view, which does not know what nodes offer."""
+        """Returns the warnings about a pod; in a view, which does not know what nodes offer, only those of vendors."""
         admissions = self._admissions
         if isinstance(admissions, View):
-            return ()
+            return tuple(draft.warnings[:MOST])
         found = self._wishes.warnings(
             draft.decoded, admissions.offers, admissions.device_sizes(), draft.containers
         )
-        return tuple(found)
+        return tuple([*draft.warnings, *found][:MOST])
 
     def _foreign_warnings(self, pod: Pod) -> tuple[str, ...]:
         """Returns the warning about a pod that requests devices from another scheduler."""

@@ -26,7 +26,7 @@ class PodDraft:
     """A pod with the changes of admission. The object that came in is never modified.
 
     *wire*, *decoded*: the pod as it came in. *namespace*: where it is created. *requests_devices*: a vendor has found
-    that a container requests its devices.
+    that a container requests its devices. *warnings*: for the pod's author.
     """
 
     def __init__(self, wire: Mapping[str, Any], namespace: str = "") -> None:
@@ -34,6 +34,7 @@ class PodDraft:
         self.decoded = convert_pod(wire)
         self.namespace = namespace or self.decoded.ref.namespace
         self.requests_devices = False
+        self.warnings: list[str] = []
         self.wire = wire
         self._spec: dict[str, Any] = {}
         self._annotations: dict[str, str] = {}
@@ -121,6 +122,10 @@ class PodDraft:
     def set_requests_devices(self) -> None:
         """Records that a container requests devices."""
         self.requests_devices = True
+
+    def warn(self, text: str) -> None:
+        """Adds a warning for the pod's author."""
+        self.warnings.append(text)
 
     def changed(self) -> Pod:
         """Returns the decoded pod with the changes in its annotations and in the amounts of its containers."""

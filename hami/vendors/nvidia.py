@@ -19,7 +19,19 @@ from hami.vendors.terms import Term
 
 # for all devices; with suffix _0, _1, … for one
 LIMIT_VARIABLES = ("CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT")
-RESERVED_VARIABLES = frozenset({"CUDA_DEVICE_MEMORY_SHARED_CACHE", "CUDA_OVERSUBSCRIBE"})
+RESERVED_VARIABLES = frozenset(
+    {
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE",
+        "CUDA_OVERSUBSCRIBE",
+        # the driver's own limits for a container, which NVIDIA's container toolkit sets from 1.20.1 on: a request
+        # takes memory from the neighbors, and a limit replaces ours
+        "NVIDIA_GPU_MEMORY_LIMIT",
+        "NVIDIA_GPU_MEMORY_REQUEST",
+    }
+)
+MPS_VARIABLES = "CUDA_MPS_"
+"""The start of the names of variables that programs find an MPS server by."""
+MPS_WARNING = "its programs may use an MPS server, which HAMi neither starts nor limits"
 VISIBLE_VARIABLE, NOTHING_VISIBLE = "NVIDIA_VISIBLE_DEVICES", ("none", "void")
 _OF_PLUGIN = RESERVED_VARIABLES | {*LIMIT_VARIABLES, VISIBLE_VARIABLE}
 _LIMITS_OF_ONE = tuple(f"{name}_" for name in LIMIT_VARIABLES)
@@ -71,6 +83,7 @@ def admit(draft: ContainerDraft, *, config: NvidiaConfig) -> bool:
     _set_variables(draft, config)
     if is_requested:
         _check_variables(draft)
+        _warn_of_mps(draft)
         draft.pod.set_runtime_class(config.runtime_class_name)
     if config.strict:
         _check_strictly(draft, is_requested)
@@ -185,6 +198,14 @@ def _check_variables(draft: ContainerDraft) -> None:
                 f"container {draft.name} sets {name}, which is reserved for the device plugin: request memory and "
                 f"cores as resources, such as {draft.resources.memory or draft.resources.count}"
             )
+
+
+def _warn_of_mps(draft: ContainerDraft) -> None:
+    """Warns of the first variable that leads to an MPS server. Pods that run a server of their own need such ones."""
+    for name, _ in draft.variables:
+        if name.startswith(MPS_VARIABLES):
+            draft.pod.warn(f"container {draft.name} sets {name[:_SHOWN]}: {MPS_WARNING}")
+            return
 
 
 def _check_strictly(draft: ContainerDraft, is_requested: bool) -> None:

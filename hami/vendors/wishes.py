@@ -20,6 +20,7 @@ from hami.vendors.terms import Author, Place
 from hami.vendors.vocabulary import Vocabulary
 
 __all__ = [
+    "MOST",
     "OTHER_PLUGINS",
     "OWN_DOMAIN",
     "WRITE_AS_LABEL",

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hami.cli.people import make_refuse
+from hami.cli.people import make_judge
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.audit import Finding
 from hami.inspect.cluster import InspectedCluster
@@ -74,7 +74,7 @@ def live(name, *containers, owner=None, **fields):
 
 def check(*documents, **options):
     """Returns what is found in *documents*, which are in any order."""
-    upgrade = UpgradeCheck(InspectedCluster(record([])), make_refuse("hami-scheduler"), **options)
+    upgrade = UpgradeCheck(InspectedCluster(record([])), make_judge("hami-scheduler"), **options)
     upgrade.add_all([("f.yaml", document) for document in documents])
     return upgrade
 
@@ -138,8 +138,22 @@ def test_a_template_that_would_be_refused(kind, pod, problem):
 )
 def test_a_template_as_admission_decides(pod):
     refusals = check(workload("Deployment", pod)).findings
-    verdict = make_refuse("hami-scheduler")(InspectedCluster(record([])).view, pod, "team")
-    assert [finding.problem for finding in refusals] == ([verdict] if verdict else [])
+    verdict = make_judge("hami-scheduler")(InspectedCluster(record([])).view, pod, "team")
+    problem = verdict.problem
+    assert [finding.problem for finding in refusals] == ([problem] if problem else [])
+
+
+@cases(
+    "limits, rules",
+    ("a GPU", GPU, ["Warned"]),
+    ("no GPU", {}, []),
+)
+def test_a_template_whose_author_would_be_warned(limits, rules):
+    mps = container(limits, env=[{"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/mps"}])
+    findings = check(workload("Deployment", template(mps))).findings
+    assert [finding.rule for finding in findings] == rules
+    for finding in findings:
+        assert finding.problem.startswith("container c sets CUDA_MPS_PIPE_DIRECTORY: its programs")
 
 
 def test_a_pod_that_the_webhook_does_not_see_is_refused_by_a_policy():

@@ -689,6 +689,20 @@ def test_an_author_is_warned_of_a_wish_without_effect():
     assert warning.startswith("annotation nvidia.com/gpumem is no request of devices")
 
 
+@cases(
+    "limits, is_warned",
+    ("a GPU", ONE, True),
+    ("no GPU", None, False),
+)
+def test_an_author_is_warned_of_an_mps_server(limits, is_warned):
+    env = [{"name": name, "value": "/mps"} for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG")]
+    expected = (
+        "container c sets CUDA_MPS_PIPE_DIRECTORY: its programs may use an MPS server, which HAMi neither starts nor "
+        "limits",
+    )
+    assert admit(raw(asking(limits, env=env))).warnings == (expected if is_warned else ())
+
+
 def test_an_author_is_warned_of_the_name_of_another_scheduler():
     answer = admit(raw(asking(ONE), scheduler="jupyterhub-user-scheduler"))
     assert answer.warnings == (

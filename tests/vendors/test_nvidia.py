@@ -149,6 +149,8 @@ def test_which_settings_concern_containers_without_devices(vendor, all_of_them, 
     ("cores of a device", {"name": "CUDA_DEVICE_SM_LIMIT_7", "value": "100"}, True),
     ("shared region", {"name": "CUDA_DEVICE_MEMORY_SHARED_CACHE", "value": "/tmp/x"}, True),
     ("oversubscription", {"name": "CUDA_OVERSUBSCRIBE", "value": "true"}, True),
+    ("the driver's limit", {"name": "NVIDIA_GPU_MEMORY_LIMIT", "value": "80000"}, True),
+    ("the driver's promise", {"name": "NVIDIA_GPU_MEMORY_REQUEST", "value": "9000"}, True),
     ("all devices", {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, True),
     (
         "devices from elsewhere",
