@@ -15,6 +15,7 @@ from hami.node.container_specs import CLAIM, ContainerSpecs
 from hami.node.dynamic_mig import DynamicMig
 from hami.node.grant_builder import GrantBuilder
 from hami.node.host import Host
+from hami.node.memory_wall import MemoryWall
 from hami.runtime.tasks import PeriodicTask
 from testing.builders import container, pod
 from testing.cards import cards, config
@@ -130,8 +131,8 @@ class ClaimStage:
             self.cluster,
             self.resources,
             grants,
-            self.host,
             self.specs,
+            MemoryWall(self.config, self.folder),
             node_pods=watch,
             clock=lambda: self.now,
         )

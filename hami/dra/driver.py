@@ -13,7 +13,7 @@ from hami.kube.claims import DynamicResources
 from hami.kube.cluster import Cluster
 from hami.node.container_specs import ContainerSpecs
 from hami.node.grant_builder import GrantBuilder
-from hami.node.host import Host
+from hami.node.memory_wall import MemoryWall
 from hami.node.pods import NodePods
 from hami.runtime.parts import Part, join_reasons
 
@@ -27,8 +27,8 @@ class DraDriver(Part):
         cluster: Cluster,
         resources: DynamicResources,
         grants: GrantBuilder,
-        host: Host,
         specs: ContainerSpecs,
+        memory_wall: MemoryWall,
         *,
         node_pods: NodePods | None = None,
     ) -> None:
@@ -36,7 +36,7 @@ class DraDriver(Part):
         folder = Path(config.kubelet_socket).parent.parent / FOLDER
         inventory = self._inventory = grants.inventory
         self.claims = ClaimPreparer(
-            config, cluster, resources, grants, host, specs, node_pods=node_pods
+            config, cluster, resources, grants, specs, memory_wall, node_pods=node_pods
         )
         """The claims of the node."""
         self._publisher = SlicePublisher(config, cluster, resources, inventory)

@@ -40,8 +40,9 @@ from hami.node import container_specs
 from hami.node.container_specs import CLAIM, ContainerSpecs
 from hami.node.grant import Grant, overridable_env
 from hami.node.grant_builder import GrantBuilder
-from hami.node.host import MIN_AGE_S, Host
+from hami.node.host import MIN_AGE_S
 from hami.node.instances import given_instance
+from hami.node.memory_wall import MemoryWall
 from hami.node.pods import NodePods
 from hami.node.refusals import CLAIM_REFUSALS, Refusals
 from hami.runtime.files import FileVersion
@@ -73,8 +74,8 @@ class ClaimPreparer:
         cluster: Cluster,
         resources: DynamicResources,
         grants: GrantBuilder,
-        host: Host,
         specs: ContainerSpecs,
+        memory_wall: MemoryWall,
         *,
         node_pods: NodePods | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -84,8 +85,8 @@ class ClaimPreparer:
         self._cluster = cluster
         self._resources = resources
         self._grants = grants
-        self._host = host
         self._specs = specs
+        self._memory_wall = memory_wall
         self._prepared = PreparedRequests(specs)
         self._node_pods = node_pods
         self._clock = clock
@@ -166,7 +167,9 @@ class ClaimPreparer:
         """Reports whether what *record* says has to be written."""
         if record not in prepared:
             return True
-        return bool(record.container) and not self._host.has_limits(record.pod, record.container)
+        return bool(record.container) and not self._grants.host.has_limits(
+            record.pod, record.container
+        )
 
     def unprepare(self, uid: str) -> None:
         """Removes what was prepared for a claim, which may be gone, by whatever process. Raises: HostError."""
@@ -277,7 +280,7 @@ class ClaimPreparer:
         profiles: dict[tuple[str, str], MigProfile] = {}
         for card, device in offered.items():
             profiles |= {(card, profile.name): profile for profile in device.mig_profiles}
-        self._host.write_instances(
+        self._grants.host.write_instances(
             pod.ref.uid,
             container,
             (
@@ -317,6 +320,7 @@ class ClaimPreparer:
         grant, _ = self._grants.build(
             pod, container, 0, parts, variables={**variables, **parameters}, durable=False
         )
+        grant = self._memory_wall.with_hook(grant, parts)
         # variables of a CDI device replace those of the container, which may choose these itself
         return grant, frozenset(overridable_env(self._config, len(parts)).keys() & variables.keys())
 

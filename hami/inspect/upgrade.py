@@ -35,7 +35,8 @@ _ENDED_PHASES = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True)
 class AdmissionVerdict:
-    """What admission says of a pod. *problem*: why it is denied; empty if it is not. *warnings*: for its author."""
+    """The verdict of admission about a pod. *problem*: why it is denied, empty if it is not. *warnings*: for its
+    author."""
 
     problem: str = ""
     warnings: tuple[str, ...] = ()

@@ -45,9 +45,10 @@ class GrantBuilder:
         the API server. *context_bytes*: what a context takes on a card, 0 if unknown. *token*: returns a text that is
         new each time."""
         self.inventory = inventory
+        self.host = host
+        """The files of containers."""
         self._config = config
         self._cluster = cluster
-        self._host = host
         self._mig = mig
         self._node_pods = node_pods
         self._context_bytes = context_bytes
@@ -76,17 +77,15 @@ class GrantBuilder:
         is_kept, token = token is not None, token or self._token()
         if self._mig is not None:
             instances, annotations = self._mig.prepare(pod, position, [share for _, share in parts])
-            return instances_grant(self._config, self._host, cards, instances, token), annotations
+            return instances_grant(self._config, self.host, cards, instances, token), annotations
         if variables is None:
             variables = self.variables(pod.ref, container)
         limits = container_limits(
             self._config, parts, variables, self._context_bytes, self._cores_most(pod)
         )
-        facts = self._host.facts(limited=True, cards=cards)
-        own = str(self._host.prepare(pod.ref.uid, container, keep=is_kept))
-        self._host.write_limits(
-            pod.ref.uid, container, token, limits, keep=is_kept, durable=durable
-        )
+        facts = self.host.facts(limited=True, cards=cards)
+        own = str(self.host.prepare(pod.ref.uid, container, keep=is_kept))
+        self.host.write_limits(pod.ref.uid, container, token, limits, keep=is_kept, durable=durable)
         grant = shares_grant(self._config, parts, facts, own=own, token=token, variables=variables)
         return grant, {}
 
@@ -102,7 +101,7 @@ class GrantBuilder:
             raise Rejected("this node makes no MIG instances: its mode is not mig")
         instances = self._mig.prepare_claimed(wanted)
         grant = instances_grant(
-            self._config, self._host, [cards[item.gpu] for item in wanted], instances, self._token()
+            self._config, self.host, [cards[item.gpu] for item in wanted], instances, self._token()
         )
         return grant, instances
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from hami.codec.keys import RESIZED
-from hami.devices.config import BOTH, DRA, MEMORY_BY_DRIVER
+from hami.devices.config import BOTH, DRA, MEMORY_BY_DRIVER, PluginConfig
 from hami.devices.nvml_library import DriverLibrary
 from hami.devices.registration import MIG, VENDOR, resizes
 from hami.devices.xids import DISABLE
@@ -354,9 +354,13 @@ def _start_time_allocator(node: PluginNode, mig: DynamicMig | None) -> StartTime
         node.host,
         node.grants(config, node.inventory, mig),
         node.specs(),
-        MemoryWall(config, Path(node.settings.driver_root_in_container)),
+        _memory_wall(node, config),
         node_pods=node.node_pods,
     )
+
+
+def _memory_wall(node: PluginNode, config: PluginConfig) -> MemoryWall:
+    return MemoryWall(config, Path(node.settings.driver_root_in_container))
 
 
 def _is_start_time(node: PluginNode, start_time: StartTimeAllocator) -> bool:
@@ -384,13 +388,11 @@ def _check_memory_by(node: PluginNode, *, has_start_time: bool) -> None:
     settings = node.settings
     if node.source is None or not settings.kubelet_socket:
         return
-    if not has_start_time:
-        obstacle = "containers do not get their devices when they start"
-    elif claimed_part(settings) is not None:
-        obstacle = "containers with claims get no limit of the driver"
-    else:
+    if has_start_time or settings.allocation_mode == DRA:
         return
-    reason = f"--memory-by {settings.memory_by}: {obstacle}"
+    reason = (
+        f"--memory-by {settings.memory_by}: containers do not get their devices when they start"
+    )
     if settings.memory_by == MEMORY_BY_DRIVER:
         raise HamiError(reason)
     if settings.memory_by == BOTH:
@@ -416,8 +418,8 @@ def _claim_driver(
         node.cluster,
         resources,
         node.grants(config, node.claimed, mig),
-        node.host,
         claim_specs,
+        _memory_wall(node, config),
         node_pods=node.node_pods,
     )
     driver.claims.refusals.listeners.append(on_refused)

@@ -383,6 +383,27 @@ def test_what_is_lost_is_prepared_anew(stage, lost):
     )
 
 
+@cases(
+    "memory_by, installed, hooks",
+    ("the limiter alone", "limiter", True, 0),
+    ("both", "both", True, 1),
+    ("both, without the program", "both", False, 0),
+)
+def test_the_driver_limits_the_memory_of_a_container_with_a_claim(
+    tmp_path, memory_by, installed, hooks
+):
+    stage = ClaimStage(tmp_path, memory_by=memory_by)
+    if installed:
+        (stage.folder / "vgpu" / "hami-memory-wall").touch()
+    stage.claims.prepare(*stage.put())
+    (device,) = stage.specs.read("claim-p_main")["devices"]
+    found = device["containerEdits"].get("hooks", [])
+    assert len(found) == hooks
+    for hook in found:
+        assert hook["hookName"] == "createRuntime"
+        assert hook["args"][-2] == "--limit"
+
+
 def test_no_claim_waits_for_the_disk(stage, monkeypatch):
     """One at a time is written, so all others would wait, too."""
     monkeypatch.setattr(os, "fsync", lambda file: pytest.fail("waits for the disk"))

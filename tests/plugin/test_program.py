@@ -248,16 +248,10 @@ def test_cards_for_claims_that_the_node_does_not_have_are_logged(divided, caplog
     )
 
 
-def test_the_driver_cannot_limit_the_containers_of_claims(divided):
-    with pytest.raises(HamiError, match="--memory-by driver: containers with claims get no limit"):
-        divided(allocate="start", memory_by="driver")
-
-
-def test_both_beside_cards_for_claims_says_what_the_driver_does_not_limit(divided, caplog):
-    divided(allocate="start", memory_by="both")
-    assert [record.reason for record in caplog.records if "limit memory" in record.message] == [
-        "--memory-by both: containers with claims get no limit of the driver"
-    ]
+@pytest.mark.parametrize("memory_by", ["both", "driver"])
+def test_the_driver_may_limit_memory_beside_cards_for_claims(divided, caplog, memory_by):
+    divided(allocate="start", memory_by=memory_by)
+    assert [record for record in caplog.records if "limit memory" in record.message] == []
 
 
 def test_claims_that_hami_allocates_are_for_nodes_that_it_knows(claiming, cluster, directory):
