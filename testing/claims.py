@@ -175,13 +175,7 @@ def wait_published(plugin: DevicePlugin) -> None:
 def call_webhooks(kube: Kube, certificates: Certificates, port: int) -> None:
     """Applies the webhooks for claims with the address of a process on this machine."""
     base = yaml.safe_load((MANIFESTS / "webhook.yaml").read_text())
-    patches = yaml.safe_load((ALLOCATE / "webhooks" / "kustomization.yaml").read_text())["patches"]
-    (operations,) = (
-        patch["patch"]
-        for patch in patches
-        if patch["target"]["kind"] == "MutatingWebhookConfiguration"
-    )
-    patched = jsonpatch.apply_patch(base, yaml.safe_load(operations))
+    patched = jsonpatch.apply_patch(base, yaml.safe_load((ALLOCATE / "webhook.yaml").read_text()))
     kube.apply(webhook_configuration(certificates, port, configuration=patched))
 
 

@@ -39,7 +39,7 @@ def test_a_value_of_ours_holds_no_value_of_hami(name):
 
 
 def test_values_that_have_an_effect_have_a_default_or_an_earlier_name():
-    """`_values.tpl` moves earlier names; `_devices.tpl` reads the defaults of v2.4.0."""
+    """`_hami-values.tpl` moves earlier names; `_devices.tpl` reads the defaults of v2.4.0."""
     own = {name for name, _ in leaves(own_values())}
     templates = "".join(path.read_text() for path in (CHART / "templates").glob("*.tpl"))
     for name, row in ROWS.items():
@@ -63,9 +63,13 @@ def test_the_chart_has_the_version_of_the_package():
     ]
 
 
-def test_the_chart_has_no_copies_of_the_manifests():
-    assert (CHART / "manifests").resolve() == ROOT / "manifests"
+def test_the_chart_has_no_copies_of_files_that_others_need():
     files, dashboards = CHART / "files", ROOT / "dashboards"
+    assert (files / "values.yaml").resolve() == CHART / "values.yaml"
+    assert (files / "alerts.yaml").resolve() == ROOT / "monitoring" / "alerts.yaml"
+    assert (
+        files / "device-config.yaml"
+    ).resolve() == ROOT / "hami" / "codec" / "device-config.yaml"
     assert (files / "dashboard.json").resolve() == dashboards / "hami.json"
     assert (files / "dashboard-namespace.json").resolve() == dashboards / "hami-namespace.json"
 
@@ -90,13 +94,87 @@ def test_mock_cards_replace_real_ones_only_by_a_value_that_hamis_chart_does_not_
     assert own_values()["devicePlugin"]["mockCards"] is False
     assert "devicePlugin.mockCards" not in ROWS
     assert ROWS["mockDevicePlugin.enabled"]["effect"] == "different"
-    lines = [
-        line
-        for path in (CHART / "templates").glob("*.tpl")
-        for line in path.read_text().splitlines()
-    ]
-    (line,) = [line for line in lines if "overlays/kind" in line]
-    assert line.startswith("{{- if $v.devicePlugin.mockCards -}}")
+    template = (CHART / "templates" / "device-plugin" / "daemonset.yaml").read_text()
+    (before,) = re.findall(r"(.*)\n +- --mock-devices", template)
+    assert before.strip() == "{{- if $plugin.mockCards }}"
+
+
+TEMPLATES = sorted((CHART / "templates").rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: str(path.relative_to(CHART)))
+def test_a_template_is_yaml_of_one_kind_of_object(path):
+    """After its condition and its comment, the first line names the API. Only rights of one account, and a policy with
+    its binding, are several objects."""
+    lines = path.read_text().splitlines()
+    assert lines[0] == '{{- include "hami.prepare" . -}}'
+    body = [line for line in lines if not re.match(r"\{\{-? |#|  ?\(|-\}\}", line)]
+    assert body[0].startswith("apiVersion: ")
+    kinds = re.findall(r"(?m)^kind: (\w+)", path.read_text())
+    if not any(re.search("Role|Policy|ServiceAccount", kind) for kind in kinds):
+        assert len(kinds) == 1
+
+
+def test_only_the_take_over_depends_on_the_cluster():
+    """Checks may look into it, too: they change nothing that is rendered."""
+    found = {
+        path.name
+        for path in (CHART / "templates").rglob("*")
+        if path.is_file() and re.search(r"\blookup \"", path.read_text())
+    }
+    assert found == {"_takeover.tpl", "_checks.tpl"}
+
+
+def test_the_helpers_are_short():
+    assert len((CHART / "templates" / "_helpers.tpl").read_text().splitlines()) < 150
+
+
+KNOBS = re.compile(
+    r"\.(affinity|topologySpreadConstraints|podLabels|podAnnotations|serviceAccount\..*|extraEnvs?|extraArgs|extraNewArgs"
+    r"|volumes|volumeMounts|podSecurityContext|securityContext|\w+Probe|strategy|updateStrategy|priorityClassName"
+    r"|resources|hostNetwork|dnsPolicy|nodeSelector|tolerations|replicas)$"
+)
+"""Values that each workload has."""
+
+
+def test_there_are_few_values_beside_those_of_hami_and_of_each_workload():
+    own = [name for name, _ in leaves(own_values()) if name not in ROWS]
+    assert len([name for name in own if not KNOBS.search(name)]) <= 120
+
+
+WORKLOADS = {
+    "scheduler": ("scheduler", ["scheduler.kubeScheduler", "scheduler.extender"]),
+    "devicePlugin": ("devicePlugin", ["devicePlugin"]),
+    "monitor": ("devicePlugin.monitor", ["devicePlugin.monitor"]),
+    "dashboard": ("dashboard", ["dashboard"]),
+}
+OF_PODS = [
+    "affinity",
+    "topologySpreadConstraints",
+    "podLabels",
+    "podAnnotations",
+    "podSecurityContext",
+    "volumes",
+    "hostNetwork",
+    "dnsPolicy",
+    "tolerations",
+    "serviceAccount.create",
+    "serviceAccount.name",
+    "serviceAccount.annotations",
+]
+OF_CONTAINERS = ["volumeMounts", "securityContext", "livenessProbe", "resources"]
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_each_workload_has_the_usual_values(workload):
+    names = {name for name, _ in leaves(own_values())}
+    pod, containers = WORKLOADS[workload]
+    assert {f"{pod}.{knob}" for knob in OF_PODS} <= names
+    for container in containers:
+        assert {f"{container}.{knob}" for knob in OF_CONTAINERS} <= names
+        assert names & {f"{container}.extraEnv", f"{container}.extraEnvs"}
+        assert names & {f"{container}.extraArgs", f"{container}.extraNewArgs"}
+    assert names & {f"{pod}.strategy", f"{pod}.updateStrategy"}
 
 
 def test_the_schema_is_json_that_names_every_group():

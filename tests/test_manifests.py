@@ -188,7 +188,7 @@ def test_what_makes_claims_of_the_scheduler_is_named_as_in_the_code():
     flags = {
         operation["value"]
         for patch in component["patches"]
-        for operation in yaml.safe_load(patch["patch"])
+        for operation in yaml.safe_load(patch.get("patch", "[]"))
         if operation["op"] == "add"
     }
     assert flags == {"--dra=allocate", "--claim-allocator=hami"}
@@ -422,16 +422,8 @@ def test_the_scheduler_may_write_claims_only_where_it_allocates_them():
 def test_webhooks_for_claims_see_pods_that_request_nvidia_gpus_by_their_names():
     """Those of labels on pods also see pods that have a claim already, which the other webhook leaves to them. All see
     pods that name templates of claims."""
-    folder = ROOT / "manifests" / "components" / "dra-allocate" / "webhooks"
-    component = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    (text,) = (
-        patch["patch"]
-        for patch in component["patches"]
-        if patch["target"]["kind"] == "MutatingWebhookConfiguration"
-    )
-    webhooks = [
-        operation["value"] for operation in yaml.safe_load(text) if operation["op"] == "add"
-    ]
+    operations = yaml.safe_load((ALLOCATE / "webhook.yaml").read_text())
+    webhooks = [operation["value"] for operation in operations if operation["op"] == "add"]
     (config,) = (vendor for vendor in vendors(chart_config()) if vendor.key == "NVIDIA")
     names = list(config.resources.names)
     assert {
@@ -450,7 +442,7 @@ def test_webhooks_for_claims_see_pods_that_request_nvidia_gpus_by_their_names():
 def test_without_the_removal_of_rejected_pods_nothing_is_left_that_it_needs():
     folder = ROOT / "manifests" / "components" / "no-clean-rejected"
     component = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    role, policy, deployment = component["patches"]
+    role, deployment, policy = component["patches"]
     shipped_now = {(item["kind"], item["metadata"]["name"]): item for item in shipped("base")}
     targets = [
         shipped_now[each["target"]["kind"], each["target"]["name"]] for each in (role, policy)
@@ -695,8 +687,9 @@ def test_metrics_are_for_labeled_namespaces_only():
         for item in yaml.safe_load_all((BASE / "network-policy.yaml").read_text())
     }
     assert policies.keys() == {"hami-scheduler", "hami-device-plugin", "hami-monitor"}
+    labels = {"app.kubernetes.io/name": "hami", "app.kubernetes.io/component": "hami-device-plugin"}
     assert policies["hami-device-plugin"] == {
-        "podSelector": {"matchLabels": {"app.kubernetes.io/component": "hami-device-plugin"}},
+        "podSelector": {"matchLabels": labels},
         "policyTypes": ["Ingress"],
         "ingress": [],
     }

@@ -1,8 +1,8 @@
 """Parts of the chart that follow from its values and from those of HAMi's chart.
 
-``python -m tools.chart`` writes ``values.schema.json``, ``files/keys.json`` and ``README.md`` in ``charts/hami``, and
+``python -m tools.chart`` writes ``values.schema.json``, ``files/names.json`` and ``README.md`` in ``charts/hami``, and
 ``docs/helm-values.md``, from ``charts/hami/values.yaml`` and ``testing/hami_values.yaml``. ``python -m tools.generate``
-writes all generated files. The templates of the chart read the manifests themselves.
+writes all generated files. ``tools.manifests`` renders ``manifests/`` from it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ import click
 import yaml
 
 from hami.cli import main as programs
+from hami.codec.device_config import chart_config
 from hami.codec.policies import NODE_POLICIES
+from hami.vendors.entry_points import full_catalog
 from testing.hami_values import number, upstream_rows
 
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "charts" / "hami"
 TABLE = ROOT / "docs" / "helm-values.md"
 OPEN = re.compile(
-    r"(^|\.)(labels|annotations|podAnnotations|resources|nodeSelector|nvidiaNodeSelector|nvidianodeSelector|matchLabels"
-    r"|nodeLabelSelector|managedNodeSelector|updateStrategy|strategy|extraEnvs|securityContext|hami-dra)$"
+    r"(^|\.)(labels|commonLabels|annotations|podLabels|podAnnotations|resources|nodeSelector|nvidiaNodeSelector"
+    r"|nvidianodeSelector|matchLabels|nodeLabelSelector|managedNodeSelector|updateStrategy|strategy|extraEnvs?|affinity"
+    r"|(pod)?[sS]ecurityContext|hami-dra)$"
+    r"|(extender|kubeScheduler|devicePlugin|monitor|dashboard)\.(liveness|readiness|startup)Probe$"
 )
 """Maps with keys that users choose, or that belong to Kubernetes."""
 EITHER = {
@@ -124,8 +128,8 @@ def groups(names: list[str]) -> list[str]:
     )
 
 
-def render_keys() -> str:
-    """Returns ``files/keys.json``: for the templates, since Helm hides the defaults when it reuses values."""
+def render_names() -> str:
+    """Returns ``files/names.json``, for the templates: the names of values, of HAMi's, of flags and of resources."""
     own = [name for name, _ in leaves(own_values())]
     rows = upstream_rows()
     upstream = {}
@@ -137,12 +141,13 @@ def render_keys() -> str:
             "defaults": list(row["defaults"].values()),
             "as": row.get("as", ""),
         }
-    flags = {holder: flag_names(command) for holder, command in PROGRAMS.items()}
     found = {
-        "defaults": own_values(),
         "own": own,
-        "flags": flags,
+        "flags": {holder: flag_names(command) for holder, command in PROGRAMS.items()},
         "groups": groups([*own, *rows]),
+        "resources": [
+            name for vendor in full_catalog(chart_config()) for name in vendor.resources.names
+        ],
         "upstream": upstream,
     }
     return json.dumps(found, indent=1, sort_keys=True) + "\n"
@@ -152,6 +157,7 @@ PROGRAMS = {
     "scheduler.extender": "scheduler",
     "devicePlugin": "device-plugin",
     "devicePlugin.monitor": "monitor",
+    "dashboard": "dashboard",
 }
 """What has ``extraArgs``, and the command of `hami` that gets them."""
 
@@ -211,7 +217,7 @@ def kinds(name: str, value: object) -> Iterator[str]:
     last = name.rpartition(".")[2]
     if OPEN.search(name):
         yield "object"
-        if last in ("extraEnvs", "resources"):
+        if last in ("extraEnv", "extraEnvs", "resources"):
             yield "array"
     elif isinstance(value, bool):
         yield "boolean"
@@ -311,7 +317,7 @@ def generated_files() -> dict[Path, str]:
     """Returns the content of each generated file."""
     return {
         CHART / "values.schema.json": render_schema(),
-        CHART / "files" / "keys.json": render_keys(),
+        CHART / "files" / "names.json": render_names(),
         CHART / "README.md": render_readme(),
         TABLE: render_table(),
     }

@@ -1,12 +1,12 @@
 """Every generated file of the project, and the one command that writes them.
 
-``python -m tools.generate`` writes those that are outdated and prints their names; a test fails while there is one.
+``python -m tools.generate`` writes those that are outdated and prints their names; tests fail while there is one.
 ``tox run -e generate`` also makes the code of the kubelet's messages, for which it installs the compiler.
 """
 
 from __future__ import annotations
 
-import textwrap
+import tempfile
 from pathlib import Path
 
 import click
@@ -15,13 +15,15 @@ from hami.codec.device_config import chart_config
 from hami.inspect.vendors import entries, render
 from hami.vendors.entry_points import full_catalog
 from testing import compatibility
+from testing.helm_chart import Helm
 from tools import (
-    admission,
     card_figures,
     chart,
+    chart_policies,
     configuration_reference,
     documents_reference,
     events_reference,
+    manifests,
     metrics_reference,
     policies,
     walk,
@@ -32,39 +34,21 @@ __all__ = ["generated_files"]
 
 ROOT = Path(__file__).parents[1]
 DEVICE_CONFIG = ROOT / "hami" / "codec" / "device-config.yaml"
-ALERTS = ROOT / "monitoring" / "alerts.yaml"
 DEVICES = ROOT / "docs" / "vendors.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 METRICS = ROOT / "docs" / "metrics.md"
 EVENTS = ROOT / "docs" / "events.md"
-RULES_HEAD = """\
-# Written by `python -m tools.generate` from monitoring/alerts.yaml: change that file.
-apiVersion: monitoring.coreos.com/v1
-kind: PrometheusRule
-metadata:
-  name: hami
-  namespace: kube-system
-spec:
-"""
 
 
 def generated_files() -> dict[Path, str]:
-    """Returns the content of each generated file, without the code of the kubelet's messages."""
+    """Returns the content of each generated file, without the code of the kubelet's messages, and without what the
+    chart makes, for which `tools.manifests` needs Helm."""
     config = chart_config()
     readme, catalog = compatibility.README, full_catalog(config)
-    base = policies.generated_files(catalog)
     return {
         # a copy: kustomize reads nothing outside of its folder, and the package needs the file, too
         policies.BASE / "device-config.yaml": DEVICE_CONFIG.read_text(),
-        **base,
-        policies.CLAIM_WEBHOOKS: policies.render_claim_webhooks(
-            policies.CLAIM_WEBHOOKS.read_text(), catalog
-        ),
-        **admission.generated_files(catalog, config.nvidia),
-        policies.CLAIMS_CONFIG: policies.render_claims_config(
-            base[policies.BASE / "scheduler-config.yaml"]
-        ),
-        ROOT / "manifests" / "components" / "prometheus" / "rules.yaml": render_rules(),
+        **chart_policies.generated_files(catalog, config.nvidia),
         **chart.generated_files(),
         ROOT / "docs" / "configuration.md": configuration_reference.render(),
         ROOT / "docs" / "documents.md": documents_reference.render(),
@@ -79,22 +63,24 @@ def generated_files() -> dict[Path, str]:
     }
 
 
-def render_rules() -> str:
-    """Returns the alerts as an object of the Prometheus operator."""
-    _, groups, rest = ALERTS.read_text().partition("groups:\n")
-    return RULES_HEAD + textwrap.indent(groups + rest, "  ")
-
-
 def render_devices(page: str) -> str:
     """Returns *page* with the table that ``hami vendors`` prints."""
     table = render(entries(chart_config()), "markdown")
     return marked(page, "hami vendors --output=markdown", f"{table}\n")
 
 
-@click.command(help="Write all generated files that are outdated.")
+@click.command(help="Write all generated files that are outdated. Needs Helm, which is built once.")
 def main() -> None:
-    for path, content in generated_files().items():
+    write(generated_files())
+    with tempfile.TemporaryDirectory() as folder:
+        write(manifests.generated_files(Helm(Path(folder))))
+
+
+def write(files: dict[Path, str]) -> None:
+    """Writes those of *files* that are outdated, and prints their names."""
+    for path, content in files.items():
         if not path.exists() or path.read_text() != content:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(content)
             click.echo(path.relative_to(ROOT))
 

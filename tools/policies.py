@@ -58,7 +58,7 @@ from tools.cel import (
 
 COMPONENTS = BASE.parent / "components"
 CLAIMS_CONFIG = COMPONENTS / "dra-allocate" / "scheduler-config.yaml"
-CLAIM_WEBHOOKS = COMPONENTS / "dra-allocate" / "webhooks" / "kustomization.yaml"
+CLAIM_WEBHOOKS = COMPONENTS / "dra-allocate" / "webhook.yaml"
 TEMPLATE = Path(__file__).with_name("policies.template.yaml")
 LOCK_FREE = "hami.io/lock-free"
 NODE_PREFIX = "hami.io/node-"
@@ -67,8 +67,6 @@ NATIVE = ("MLU", "Mthreads")
 """Vendors whose nodes offer memory and cores as resources: kube-scheduler and the kubelet account for them."""
 MAX_VARIABLES = 500
 """The same for variables of a container; with more, it counts as one of high priority."""
-CLAIM_INDENT = 20 * " "
-"""Before the names in a condition of CLAIM_WEBHOOKS."""
 DEVICE_PLUGIN = "request.userInfo.username.matches('^system:serviceaccount:[^:]+:[^:]*hami-device-plugin[^:]*$')"
 """CEL: the account of a device plugin, in any namespace, also with a prefix or suffix of an overlay."""
 SCHEDULER = (
@@ -77,7 +75,7 @@ SCHEDULER = (
 """CEL: the account of an extender or of its kube-scheduler, likewise."""
 EXTENDER = SCHEDULER.replace("hami-scheduler", "hami-scheduler-extender")
 """CEL: the account of an extender that has one of its own, likewise."""
-_LISTED = re.compile(r"(?<= r in \[\n)[^\]]*(?=\])")
+_LISTED = re.compile(r"(?<= r in \[\n)( *)[^\]]*(?=\])")
 _PROFILE = re.compile(r"^- schedulerName: (\S+)\n", re.MULTILINE)
 _CLAIMS_PROFILE = """\
 # the same for pods whose claims the extender makes when it binds them
@@ -232,7 +230,7 @@ def render_claims_config(config: str) -> str:
     profiles = _PROFILE.sub(
         lambda profile: profile[0] + _CLAIMS_PROFILE.format(name=profile[1]), config
     )
-    return f"# {GENERATED} from manifests/base/scheduler-config.yaml.\n{profiles}{_managed(CLAIM_RESOURCE)}"
+    return f"{profiles}{_managed(CLAIM_RESOURCE)}"
 
 
 def render_claim_webhooks(component: str, catalog: Catalog) -> str:
@@ -244,7 +242,7 @@ def render_claim_webhooks(component: str, catalog: Catalog) -> str:
 
     def listed(found: re.Match[str]) -> str:
         names = [*own, CLAIM_RESOURCE] if f"'{CLAIM_RESOURCE}'" in found[0] else own
-        return CLAIM_INDENT + indented(listed_names(names), len(CLAIM_INDENT))
+        return found[1] + indented(listed_names(names), len(found[1]))
 
     return _LISTED.sub(listed, component)
 

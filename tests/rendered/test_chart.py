@@ -17,7 +17,7 @@ from testing.accounts import CLAIM_CONTROLLER
 from testing.binaries import DEFAULT
 from testing.cases import cases
 from testing.hami_values import upstream_values, upstream_versions
-from testing.helm_chart import CA, CHART, ROOT, Helm, HelmError
+from testing.helm_chart import CA, CHART, ROOT, Helm, HelmError, with_images
 from testing.helm_examples import (
     CONFIG,
     EVERYTHING,
@@ -429,6 +429,26 @@ WRONG: dict[str, tuple[Object, str]] = {
         {"devicePlugin": {"nodeConfiguration": {"config": "{"}}},
         "nodeConfiguration.config is not JSON",
     ),
+    "vendor of a package": (
+        {"device-config": {"content": CONFIG + "acme: {resourceCountName: acme.example/card}\n"}},
+        "has the section acme, of a vendor that this chart does not know, .* tools.policies",
+    ),
+    "account that no policy knows": (
+        {"devicePlugin": {"serviceAccount": {"name": "gpu"}}},
+        "devicePlugin.serviceAccount.name is gpu: the name must contain hami-device-plugin",
+    ),
+    "one account for both": (
+        {"scheduler": {"serviceAccount": {"name": "hami-scheduler-extender"}}},
+        "the account of kube-scheduler is not that of the extender",
+    ),
+    "ingress without a host": (
+        {"dashboard": {"enabled": True, "ingress": {"enabled": True}}},
+        "dashboard.ingress.host is empty: ",
+    ),
+    "flag of the dashboard": (
+        {"dashboard": {"extraArgs": ["--split=2"]}},
+        "dashboard.extraArgs has --split=2, a flag that our",
+    ),
     "no name": ({"resourceMem": ""}, "resourceMem is empty: to do without a resource,"),
     "long name": (
         {"fullnameOverride": "hami" * 12},
@@ -442,6 +462,188 @@ def test_wrong_values_are_refused_with_a_sentence(helm, case):
     values, expected = WRONG[case]
     with pytest.raises(HelmError, match=expected):
         helm.template(values)
+
+
+@cases(
+    "values, expected",
+    ("none", {}, None),
+    ("registry", {"image": {"registry": "r.example.com"}}, "r.example.com/hami:0.1.0"),
+    ("registry of all", {"global": {"imageRegistry": "r.example.com"}}, "r.example.com/hami:0.1.0"),
+    ("images of nodes", {"image": {"preloaded": True}}, "hami:0.1.0"),
+    ("mock cards", {"devicePlugin": {"mockCards": True}}, "hami:0.1.0"),
+    ("values of HAMi", upstream_values("v2.10.0"), None),
+)
+def test_an_installation_without_a_registry_stops_with_a_sentence(helm, values, expected):
+    words = ("template", "hami", CHART, "--kube-version", DEFAULT.kube_version)
+    if expected is None:
+        with pytest.raises(HelmError, match="has no registry, .*: set image.registry"):
+            helm.run(*words, values=values)
+        return
+    items = by_kind_and_name(
+        [item for item in yaml.safe_load_all(helm.run(*words, values=values)) if item]
+    )
+    assert container(items, "Deployment/hami-scheduler", 1)["image"] == expected
+
+
+POD = {
+    "affinity": {"podAffinity": {}},
+    "topologySpreadConstraints": [{"maxSkew": 1}],
+    "podLabels": {"team": "a"},
+    "podAnnotations": {"note": "b"},
+    "podSecurityContext": {"runAsUser": 7},
+    "volumes": [{"name": "more", "emptyDir": {}}],
+    "dnsPolicy": "Default",
+    "tolerations": [{"key": "t", "operator": "Exists"}],
+    "priorityClassName": "mine",
+    "serviceAccount": {"create": False},
+}
+CONTAINER = {
+    "volumeMounts": [{"name": "more", "mountPath": "/more"}],
+    "securityContext": {"privileged": False},
+    "livenessProbe": {"timeoutSeconds": 9},
+    "resources": {"limits": {"cpu": "1"}},
+}
+ENV = [{"name": "HTTPS_PROXY", "value": "http://proxy"}]
+
+
+@cases(
+    "values, workload",
+    (
+        "scheduler",
+        {
+            "scheduler": {
+                **POD,
+                "hostNetwork": True,
+                "strategy": {"type": "Recreate"},
+                "nodeSelector": {"a": "b"},
+                "kubeScheduler": {**CONTAINER, "extraEnv": ENV},
+                "extender": {**CONTAINER, "extraEnv": ENV},
+            }
+        },
+        "Deployment/hami-scheduler",
+    ),
+    (
+        "device plugin",
+        {"devicePlugin": {**POD, **CONTAINER, "extraEnvs": ENV, "nvidiaNodeSelector": {"a": "b"}}},
+        "DaemonSet/hami-device-plugin",
+    ),
+    (
+        "monitor",
+        {
+            "devicePlugin": {
+                "nvidiaNodeSelector": {"a": "b"},
+                "priorityClassName": "mine",
+                "monitor": {
+                    **{name: value for name, value in POD.items() if name != "priorityClassName"},
+                    **CONTAINER,
+                    "extraEnvs": ENV,
+                    "hostNetwork": True,
+                },
+            }
+        },
+        "DaemonSet/hami-monitor",
+    ),
+    (
+        "dashboard",
+        {
+            "dashboard": {
+                **POD,
+                **CONTAINER,
+                "enabled": True,
+                "hostNetwork": True,
+                "extraEnv": ENV,
+                "nodeSelector": {"a": "b"},
+                "strategy": {"type": "Recreate"},
+                "replicas": 3,
+            }
+        },
+        "Deployment/hami-dashboard",
+    ),
+)
+def test_the_usual_values_reach_a_workload(helm, values, workload):
+    items = by_name(helm, commonLabels={"cost": "c"}, **values)
+    spec = items[workload]["spec"]
+    template, pod = spec["template"]["metadata"], spec["template"]["spec"]
+    assert {"team": "a", "cost": "c"}.items() <= template["labels"].items()
+    assert template["annotations"]["note"] == "b"
+    assert pod["affinity"]["podAffinity"] == {}
+    assert pod["topologySpreadConstraints"] == POD["topologySpreadConstraints"]
+    assert pod["securityContext"] == {"runAsUser": 7}
+    assert pod["volumes"][-1] == {"name": "more", "emptyDir": {}}
+    assert (pod["dnsPolicy"], pod["priorityClassName"]) == ("Default", "mine")
+    assert pod["tolerations"][-1] == {"key": "t", "operator": "Exists"}
+    assert pod.get("hostNetwork", False) is ("device" not in workload)
+    selector = pod["nodeSelector"]
+    assert {"a": "b", "kubernetes.io/os": "linux"}.items() <= selector.items()
+    assert f"ServiceAccount/{pod['serviceAccountName']}" not in items
+    for found in pod["containers"]:
+        assert found["volumeMounts"][-1] == {"name": "more", "mountPath": "/more"}
+        assert found["securityContext"] == {"privileged": False}
+        assert found["resources"] == {"limits": {"cpu": "1"}}
+        assert found["livenessProbe"]["timeoutSeconds"] == 9
+        assert "httpGet" in found["livenessProbe"]
+        assert ENV[0] in found["env"]
+    strategies = {"Deployment/hami-scheduler", "Deployment/hami-dashboard"}
+    if workload in strategies:
+        assert spec["strategy"] == {"type": "Recreate"}
+    for name, item in items.items():
+        if name != "Pod/hami-test-placement":
+            assert item["metadata"]["labels"]["cost"] == "c", name
+
+
+def test_accounts_of_others_are_bound_to_the_roles(helm):
+    """And no account is made of which a value says that it exists."""
+    accounts = {
+        "hami-scheduler": "my-hami-scheduler",
+        "hami-scheduler-extender": "my-hami-scheduler-extender",
+        "hami-device-plugin": "my-hami-device-plugin",
+        "hami-monitor": "watcher",
+        "hami-dashboard": "pages",
+    }
+    given = {name: {"create": False, "name": other} for name, other in accounts.items()}
+    items = by_name(
+        helm,
+        scheduler={
+            "serviceAccount": given["hami-scheduler"],
+            "extender": {"serviceAccount": given["hami-scheduler-extender"]},
+        },
+        devicePlugin={
+            "serviceAccount": given["hami-device-plugin"],
+            "monitor": {"serviceAccount": given["hami-monitor"]},
+        },
+        dashboard={"enabled": True, "serviceAccount": given["hami-dashboard"]},
+        dra={"enabled": True, "allocate": True},
+    )
+    usual = by_name(helm, dashboard={"enabled": True}, dra={"enabled": True, "allocate": True})
+    for name, item in usual.items():
+        if item["kind"] == "ServiceAccount":
+            assert name not in items
+        for subject, found in zip(
+            item.get("subjects", ()), items.get(name, {}).get("subjects", ()), strict=False
+        ):
+            assert found["name"] == accounts.get(subject["name"], subject["name"])
+
+
+def test_the_dashboard_has_an_ingress(helm):
+    values = {
+        "enabled": True,
+        "className": "nginx",
+        "host": "hami.example.com",
+        "tlsSecret": "certificate",
+        "annotations": {"a": "b"},
+    }
+    items = by_name(helm, dashboard={"enabled": True, "ingress": values})
+    item = items["Ingress/hami-dashboard"]
+    assert item["metadata"]["annotations"] == {"a": "b"}
+    (rule,) = item["spec"].pop("rules")
+    assert item["spec"] == {
+        "ingressClassName": "nginx",
+        "tls": [{"hosts": ["hami.example.com"], "secretName": "certificate"}],
+    }
+    (path,) = rule["http"]["paths"]
+    service = items[f"Service/{path['backend']['service']['name']}"]
+    assert path["backend"]["service"]["port"]["name"] in str(service["spec"]["ports"])
+    assert rule["host"] == "hami.example.com"
 
 
 @pytest.mark.parametrize(
@@ -671,7 +873,6 @@ def test_values_without_effect_are_named_after_the_installation(helm):
     assert "scheduler.patch.runAsUser: There is no job" in told
     assert "scheduler.livenessProbe: Both" in told
     assert "version:" not in told
-    assert "The image hami:0.1.0 has no registry" in told
 
 
 @cases(
@@ -696,7 +897,7 @@ def test_helm_lint_finds_nothing(helm, name):
 
 
 def test_the_packaged_chart_is_complete(helm, rendered, tmp_path):
-    """Helm follows the links to the manifests and to the dashboard."""
+    """Helm follows the links to files of others."""
     helm.run("package", CHART, "--destination", tmp_path)
     text = helm.run(
         "template",
@@ -706,7 +907,7 @@ def test_the_packaged_chart_is_complete(helm, rendered, tmp_path):
         "kube-system",
         "--kube-version",
         DEFAULT.kube_version,
-        values=EXAMPLES["everything"],
+        values=with_images(EXAMPLES["everything"]),
     )
     assert [item for item in yaml.safe_load_all(text) if item] == list(
         rendered["everything"].values()
@@ -804,7 +1005,8 @@ def test_values_name_priority_classes_and_a_label_of_nodes_can_be_removed(helm):
     for name in ("DaemonSet/hami-device-plugin", "DaemonSet/hami-monitor"):
         pod = found[name]["spec"]["template"]["spec"]
         assert pod["priorityClassName"] == "mine"
-        assert pod["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
+        selector = {"nvidia.com/gpu.present": "true", "kubernetes.io/os": "linux"}
+        assert pod["nodeSelector"] == selector
 
 
 @cases(
@@ -1215,7 +1417,7 @@ def test_new_names_of_resources_reach_every_object(rendered):
         assert "nvidia.com/total-gpumem" not in found
         assert "nvidia.com/priority" not in found  # a message names it, too
         found = names_of(rendered["names of resources"], "ConfigMap")
-        assert f"name: {new}\n" in found.replace("\\n", "\n")
+        assert f"{{name: {new}, ignoredByScheduler: true}}" in found
         assert f"Name: {old}\n" not in found.replace("\\n", "\n")
 
 

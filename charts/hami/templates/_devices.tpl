@@ -1,33 +1,31 @@
-{{/* The device configuration, and what follows from its resource names: the webhook, the policies, kube-scheduler. */}}
+{{/* The device configuration, and what follows from its names of resources: for the webhook, the policies, kube-scheduler. */}}
 
-{{/* hami.devices: sets deviceConfig (text), resources, renamed, dropped, added, nvidia and strict in ctx. */}}
+{{/* hami.devices: sets in Facts
+deviceConfig  the text of the configuration
+nvidia        its section of NVIDIA's GPUs
+resources     all names of resources that are served, in the order of the catalog
+ignored       those of them that kube-scheduler leaves to the extender: nodes do not offer them
+strict, overwriteEnv  whether the webhook must see all pods */}}
 {{- define "hami.devices" -}}
-{{- $ctx := . -}}
-{{- $v := .v -}}
-{{- $text := .root.Files.Get "manifests/base/device-config.yaml" -}}
+{{- $v := .Values -}}
+{{- $text := .Files.Get "files/device-config.yaml" -}}
 {{- $usual := fromYaml $text -}}
-{{- $before := include "hami.resources" $usual | fromJsonArray -}}
+{{- $known := .Files.Get "files/names.json" | fromJson -}}
 {{- $renamed := dict -}}
 {{- $config := deepCopy $usual -}}
 {{- $given := get (get $v "device-config") "content" -}}
 {{- if $given -}}
 {{- $text = $given -}}
 {{- $config = fromYaml $given -}}
+{{- if or (not $config) (hasKey $config "Error") -}}
+{{- fail (printf "device-config.content is not a YAML map: %s" ($config.Error | default "it has no sections")) -}}
+{{- end -}}
 {{- /* HAMi has the names of HCUs in the section of DCUs, as hami.codec.device_config reads them */ -}}
 {{- $hygon := dig "hygon" "resourceCountName" "" $config -}}
 {{- if and (kindIs "string" $hygon) (not (hasKey $config "hcu")) (regexMatch "(^|/)hcu[^/]*$" $hygon) -}}
 {{- $_ := set $config "hcu" $config.hygon -}}{{- $_ := unset $config "hygon" -}}
 {{- end -}}
-{{- if or (not $config) (hasKey $config "Error") -}}
-{{- fail (printf "device-config.content is not a YAML map: %s" ($config.Error | default "it has no sections")) -}}
-{{- end -}}
-{{- $chips := list -}}
-{{- range concat ($usual.iluvatars | default list) $usual.vnpus.configs -}}{{- $chips = append $chips .commonWord -}}{{- end -}}
-{{- range concat ($config.iluvatars | default list) (dig "vnpus" "configs" list $config) -}}
-{{- if not (has .commonWord $chips) -}}
-{{- fail (printf "device-config.content has the chip %v, whose annotations the policies do not protect: install with kustomize, after `python -m tools.policies --device-config FILE`" .commonWord) -}}
-{{- end -}}
-{{- end -}}
+{{- include "hami.checkDevices" (list $config $usual) -}}
 {{- else -}}
 {{- range $place := include "hami.places" $v | fromJsonArray -}}
 {{- $section := get $config $place.section -}}
@@ -35,11 +33,11 @@
 {{- $value := $place.value -}}
 {{- if and (kindIs "string" $value) (kindIs "bool" $old) -}}{{- $value = eq $value "true" -}}{{- end -}}
 {{- if and (not (kindIs "invalid" $value)) (ne (toString $value) (toString $old)) -}}
-{{- if kindIs "string" $old -}}
-{{- if and (hasPrefix "resource" $place.key) (not $value) -}}
+{{- if and (kindIs "string" $old) (hasPrefix "resource" $place.key) -}}
+{{- if not $value -}}
 {{- fail (printf "%s is empty: to do without a resource, leave its name out of device-config.content" $place.name) -}}
 {{- end -}}
-{{- if hasPrefix "resource" $place.key -}}{{- $_ := set $renamed $old $value -}}{{- end -}}
+{{- $_ := set $renamed $old $value -}}
 {{- end -}}
 {{- $_ := set $section $place.key $value -}}
 {{- end -}}
@@ -55,43 +53,64 @@
 {{- range list "kunlun" "enflame" "mthreads" "vastai" "biren" -}}{{- $_ := set $switches . (get $v.devices .).enabled -}}{{- end -}}
 {{- $served := deepCopy $config -}}
 {{- range $section, $on := $switches -}}{{- if not $on -}}{{- $_ := unset $served $section -}}{{- end -}}{{- end -}}
-{{- $now := include "hami.resources" $served | fromJsonArray -}}
+{{- $now := include "hami.resourcesOf" $served | fromJsonArray -}}
 {{- range $now -}}
 {{- if not (regexMatch `^[a-z0-9.-]+/[A-Za-z0-9._-]+$` (toString .)) -}}
 {{- fail (printf "the device configuration has %q, which is no name of a resource such as nvidia.com/gpu" (toString .)) -}}
 {{- end -}}
 {{- end -}}
-{{- $kept := list -}}
-{{- range $before -}}{{- $kept = append $kept (get $renamed . | default .) -}}{{- end -}}
-{{- $dropped := list -}}
-{{- range $kept -}}{{- if not (has . $now) -}}{{- $dropped = append $dropped . -}}{{- end -}}{{- end -}}
-{{- $added := list -}}
-{{- range $now -}}{{- if not (has . $kept) -}}{{- $added = append $added . -}}{{- end -}}{{- end -}}
+{{- $resources := list -}}
+{{- range $known.resources -}}
+{{- $name := get $renamed . | default . -}}
+{{- if has $name $now -}}{{- $resources = append $resources $name -}}{{- end -}}
+{{- end -}}
+{{- range $now -}}{{- if not (has . $resources) -}}{{- $resources = append $resources . -}}{{- end -}}{{- end -}}
 {{- $native := list -}}
 {{- range $section := list "cambricon" "mthreads" -}}
 {{- range list "resourceMemoryName" "resourceCoreName" -}}{{- $native = append $native (get (get $served $section | default dict) .) -}}{{- end -}}
 {{- end -}}
-{{- $_ := set $ctx "deviceConfig" $text -}}
-{{- $_ := set $ctx "resources" $now -}}
-{{- $_ := set $ctx "renamed" $renamed -}}
-{{- $_ := set $ctx "dropped" $dropped -}}
-{{- $_ := set $ctx "added" $added -}}
-{{- $_ := set $ctx "native" $native -}}
+{{- $ignored := list -}}
+{{- range $resources -}}{{- if not (has . $native) -}}{{- $ignored = append $ignored . -}}{{- end -}}{{- end -}}
+{{- if has $v.dra.extendedResource $resources -}}
+{{- /* its pods would be the webhook's, which hands them to our scheduler */ -}}
+{{- fail (printf "dra.extendedResource is %s, a resource of the device plugin, whose pods would no longer be placed: name another one (docs/dra.md)" $v.dra.extendedResource) -}}
+{{- end -}}
 {{- $nvidia := $config.nvidia | default dict -}}
-{{- $_ := set $ctx "nvidia" $nvidia -}}
-{{- $_ := set $ctx "strict" (or $v.strict (get $nvidia "strict" | default false)) -}}
-{{- $_ := set $ctx "overwriteEnv" (eq (toString (get $nvidia "overwriteEnv")) "true") -}}
+{{- $_ := set .Facts "deviceConfig" $text -}}
+{{- $_ := set .Facts "nvidia" $nvidia -}}
+{{- $_ := set .Facts "resources" $resources -}}
+{{- $_ := set .Facts "ignored" $ignored -}}
+{{- $_ := set .Facts "strict" (or $v.strict (get $nvidia "strict" | default false)) -}}
+{{- $_ := set .Facts "overwriteEnv" (eq (toString (get $nvidia "overwriteEnv")) "true") -}}
 {{- end -}}
 
-{{/* hami.resources: a JSON list of the resource names in a device configuration. */}}
-{{- define "hami.resources" -}}
+{{/* hami.checkDevices: sections and chips whose keys and names only the Python package knows. Argument: configuration, ours. */}}
+{{- define "hami.checkDevices" -}}
+{{- $config := index . 0 -}}
+{{- $usual := index . 1 -}}
+{{- range $section, $value := $config -}}
+{{- if and (not (hasKey $usual $section)) (kindIs "map" $value) (include "hami.resourcesOf" (dict "section" $value) | fromJsonArray) -}}
+{{- fail (printf "device-config.content has the section %v, of a vendor that this chart does not know, and so not all names of its resources: install with kustomize, after `python -m tools.policies --device-config FILE` (docs/add-a-vendor.md)" $section) -}}
+{{- end -}}
+{{- end -}}
+{{- $chips := list -}}
+{{- range concat ($usual.iluvatars | default list) $usual.vnpus.configs -}}{{- $chips = append $chips .commonWord -}}{{- end -}}
+{{- range concat ($config.iluvatars | default list) (dig "vnpus" "configs" list $config) -}}
+{{- if not (has .commonWord $chips) -}}
+{{- fail (printf "device-config.content has the chip %v, whose annotations the policies do not protect: install with kustomize, after `python -m tools.policies --device-config FILE`" .commonWord) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* hami.resourcesOf: a JSON list of the resource names in a device configuration. */}}
+{{- define "hami.resourcesOf" -}}
 {{- $found := list -}}
 {{- range $key, $value := . -}}
 {{- if kindIs "map" $value -}}
-{{- $found = concat $found (include "hami.resources" $value | fromJsonArray) -}}
+{{- $found = concat $found (include "hami.resourcesOf" $value | fromJsonArray) -}}
 {{- else if kindIs "slice" $value -}}
 {{- range $value -}}
-{{- if kindIs "map" . -}}{{- $found = concat $found (include "hami.resources" . | fromJsonArray) -}}{{- end -}}
+{{- if kindIs "map" . -}}{{- $found = concat $found (include "hami.resourcesOf" . | fromJsonArray) -}}{{- end -}}
 {{- end -}}
 {{- else if and (regexMatch "^resource([A-Z].*)?Name[A-Za-z]*$" $key) $value -}}
 {{- $found = append $found $value -}}
@@ -150,49 +169,52 @@
 {{- toJson $places -}}
 {{- end -}}
 
-{{/* hami.expression: an expression of CEL with the resource names of the device configuration. Argument: ctx, text. */}}
-{{- define "hami.expression" -}}
-{{- $ctx := index . 0 -}}
-{{- $text := index . 1 -}}
-{{- range $old, $new := $ctx.renamed -}}
-{{- $text = replace (printf "'%s'" $old) (printf "'%s'" $new) $text -}}
-{{- $old = regexReplaceAll "([^/]+)$" $old "total-${1}" -}}{{- $new = regexReplaceAll "([^/]+)$" $new "total-${1}" -}}
-{{- $text = replace (printf "'%s'" $old) (printf "'%s'" $new) $text -}}
-{{- end -}}
-{{- if or $ctx.dropped $ctx.added -}}
-{{- $found := regexFind `\br in \[[^\]]*\]` $text -}}
-{{- if $found -}}
-{{- $names := list -}}
-{{- range regexFindAll `'[^']+'` $found -1 -}}
-{{- if not (has (trimAll "'" .) $ctx.dropped) -}}{{- $names = append $names . -}}{{- end -}}
-{{- end -}}
-{{- range $ctx.added -}}{{- $names = append $names (squote .) -}}{{- end -}}
-{{- $text = replace $found (printf "r in [%s]" (join ", " $names)) $text -}}
-{{- end -}}
-{{- end -}}
-{{- $text -}}
+{{/* hami.listed: names as the items of a list in CEL, in lines. Argument: a list. */}}
+{{- define "hami.listed" -}}
+{{- $quoted := list -}}
+{{- range . -}}{{- if . -}}{{- $quoted = append $quoted (printf "'%s'" .) -}}{{- end -}}{{- end -}}
+{{- join ", " $quoted | wrapWith 104 "\n" -}}
 {{- end -}}
 
-{{/* hami.schedulerConfig: the configuration of kube-scheduler, as text. */}}
-{{- define "hami.schedulerConfig" -}}
-{{- $ctx := . -}}
-{{- $text := .root.Files.Get (ternary "manifests/components/dra-allocate/scheduler-config.yaml" "manifests/base/scheduler-config.yaml" .v.dra.allocate) -}}
-{{- $config := fromYaml $text -}}
-{{- $_ := set $config.leaderElection "resourceName" .v.schedulerName -}}
-{{- $_ := set $config.leaderElection "leaderElect" .v.scheduler.leaderElect -}}
-{{- range $config.profiles -}}
-{{- $_ := set . "schedulerName" (replace "hami-scheduler" $ctx.v.schedulerName .schedulerName) -}}
+{{/* hami.nvidiaResources: a JSON list of the names of NVIDIA's resources. Argument: root. */}}
+{{- define "hami.nvidiaResources" -}}
+{{- $n := .Facts.nvidia -}}
+{{- $names := list -}}
+{{- range list "resourceCountName" "resourceMemoryName" "resourceMemoryPercentageName" "resourceCoreName" "resourcePriorityName" -}}
+{{- with get $n . -}}{{- $names = append $names . -}}{{- end -}}
 {{- end -}}
-{{- if semverCompare "<1.33-0" .root.Capabilities.KubeVersion.Version -}}{{- $_ := unset $config "podMaxBackoffSeconds" -}}{{- end -}}
-{{- $extender := first $config.extenders -}}
-{{- $managed := list -}}
-{{- range $extender.managedResources -}}
-{{- $name := get $ctx.renamed .name | default .name -}}
-{{- if not (has $name $ctx.dropped) -}}{{- $managed = append $managed (dict "name" $name "ignoredByScheduler" true) -}}{{- end -}}
+{{- toJson $names -}}
 {{- end -}}
-{{- range $ctx.added -}}
-{{- if not (has . $ctx.native) -}}{{- $managed = append $managed (dict "name" . "ignoredByScheduler" true) -}}{{- end -}}
+
+{{/* hami.capacities: a JSON list of what the device plugin publishes in the capacity of its node. Argument: root. */}}
+{{- define "hami.capacities" -}}
+{{- $n := .Facts.nvidia -}}
+{{- $names := list -}}
+{{- range list "resourceMemoryName" "resourceCoreName" -}}
+{{- with get $n . -}}{{- $names = append $names (regexReplaceAll "([^/]+)$" . "total-${1}") -}}{{- end -}}
 {{- end -}}
-{{- $_ := set $extender "managedResources" $managed -}}
-{{- if eq (toJson $config) (toJson (fromYaml $text)) -}}{{- $text -}}{{- else -}}{{- toYaml $config -}}{{- end -}}
+{{- range list "resourceMemoryName" "resourceMemoryPercentageName" "resourceCoreName" -}}
+{{- with get $n . -}}{{- $names = append $names . -}}{{- end -}}
+{{- end -}}
+{{- append $names "hami.io/claim" | toJson -}}
+{{- end -}}
+
+{{/* hami.otherResources: a JSON list of the names of resources that are not NVIDIA's. Argument: root. */}}
+{{- define "hami.otherResources" -}}
+{{- $ours := include "hami.nvidiaResources" . | fromJsonArray -}}
+{{- $names := list -}}
+{{- range .Facts.resources -}}{{- if not (has . $ours) -}}{{- $names = append $names . -}}{{- end -}}{{- end -}}
+{{- toJson $names -}}
+{{- end -}}
+
+{{/* hami.coresLimits: a map in CEL: percent of a GPU by namespace. Argument: root. */}}
+{{- define "hami.coresLimits" -}}
+{{- $limits := list -}}
+{{- range $namespace, $limit := .Facts.nvidia.gpucoresLimits -}}{{- $limits = append $limits (printf "'%s': %v" $namespace $limit) -}}{{- end -}}
+{{- printf "{%s}" (join ", " $limits) -}}
+{{- end -}}
+
+{{/* hami.schedulers: a list in CEL: the schedulers of pods that HAMi admits. Argument: root. */}}
+{{- define "hami.schedulers" -}}
+[{{ if .Values.scheduler.forceOverwriteDefaultScheduler }}'', 'default-scheduler', {{ end }}'{{ .Values.schedulerName }}', '{{ .Values.schedulerName }}-claims']
 {{- end -}}
