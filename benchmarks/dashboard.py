@@ -25,7 +25,7 @@ __all__ = ["dashboard_rows"]
 GROUP = "inspect"
 NODES, PODS_PER_NODE = 5000, 8
 FIRST_BYTE_MS, UNCHANGED_MS, FILTER_MS = 300.0, 5.0, 1.0
-PAGES, UNCHANGED = 40, 300
+PAGES, UNCHANGED = 24, 300
 VIEWERS = 10
 POLL_S = 5.0
 """Between two questions of a viewer, as the page's script asks."""

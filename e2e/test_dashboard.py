@@ -362,16 +362,39 @@ def test_links_can_be_hit_whatever_their_names(sandbox, site):
                         assert visit.violations("target-size") == [], (kind, text)
 
 
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_two_hundred_nodes_are_one_page_that_can_be_read(sandbox, site):
+    sandbox.add_gpu_nodes({f"n{number}": gpus(8) for number in range(200)})
+    eventually(
+        lambda: site.ask("/?format=json").json()["total"]["nodes"] >= 200,
+        "all nodes are shown",
+        timeout=60,
+    )
+    with browser() as started:
+        for width, most in ((1400, 6000), (390, 20_000)):
+            with Visit.started(started, width=width) as visit:
+                visit.page.goto(f"{site.base}/?node={sandbox.namespace}")
+                assert visit.page.locator("summary").count() == 200
+                assert visit.page.evaluate("document.documentElement.scrollHeight") <= most
+                assert not visit.is_wider_than_the_window()
+
+
 def follows_the_cluster(started: Any, sandbox: Sandbox, site: Site) -> None:
-    """A pod that comes is shown without loading the page again.
+    """A row that was opened with the keyboard shows a pod that comes, without loading the page again.
 
     Only an empty card has the memory it asks for: a page names the first few pods of a card.
     """
     with Visit.started(started) as visit:
-        visit.page.goto(site.base + "/")
+        visit.page.goto(site.base + "/?node=" + sandbox.node("n0")["metadata"]["name"])
+        row = visit.page.locator("summary")
+        row.focus()
+        visit.page.keyboard.press("Enter")
+        visit.page.locator("details[open] .card").nth(7).wait_for()
+        assert visit.violations() == []
         sandbox.create(pod("newcomer", gpu=1, gpumem=70_000))
         sandbox.started(wait_for=7)
         visit.page.get_by_role("link", name="newcomer").wait_for(timeout=30_000)
+        assert row.evaluate("element => element === document.activeElement")
         visit.page.get_by_role("button", name="Pause updates").click()
         assert "paused" in visit.page.locator("#updated").inner_text()
         assert visit.complaints == []

@@ -7,7 +7,7 @@ come from tenants: templates escape them, and the headers allow no script but ou
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -27,6 +27,7 @@ from hami.dashboard.errors import PageError
 from hami.dashboard.live import DeviceParts
 from hami.dashboard.views import Views, node_query, page_of, pod_query
 from hami.inspect.refusals import AWAITS_SCHEDULER
+from hami.inspect.top import DeviceRow
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ HEADERS: Mapping[str, str] = {
 }
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 METHODS = ("GET",)  # Flask adds HEAD
-MAX_CELLS = 4096  # cells of devices, of some 1 KiB each: 20 pages
+MAX_STRIPS = 8192  # of nodes, of some 2 KiB each: 40 pages
 # of queries; namespaces come from `_namespaces`
 ARGUMENTS = frozenset({"node", "model", "pod", "state", "sort", "page"})
 STATIC_SECONDS = 3600  # for which a browser keeps a file; its address has the version
@@ -79,7 +80,7 @@ def create_dashboard(dashboard: Dashboard) -> flask.Flask:
     app.config["SEND_FILE_MAX_AGE_DEFAULT"] = STATIC_SECONDS
     app.jinja_env.filters.update(texts.FILTERS)
     app.jinja_env.globals.update(
-        link=link, kept_card_cell=_device_cells(app), awaits_scheduler=AWAITS_SCHEDULER
+        link=link, kept_card_strip=_card_strips(app), awaits_scheduler=AWAITS_SCHEDULER
     )
     app.before_request(partial(_check_request, dashboard))
     app.after_request(_add_headers)
@@ -104,17 +105,16 @@ def link(path: str, /, *names: str, **query: object) -> str:
     return f"{address}?{urlencode(pairs)}"
 
 
-def _device_cells(app: flask.Flask) -> Callable[[DeviceParts], Markup]:
-    """Returns what renders the cell of a card. Cells are kept: most cards of a page have not changed since the last
-    time, and their cells are the most of it."""
+def _card_strips(app: flask.Flask) -> Callable[[str, Sequence[DeviceParts]], Markup]:
+    """Returns what renders the small bars of a node's cards. They are kept: most nodes of a page have not changed since
+    the last time, and their bars are the most of it."""
 
-    @lru_cache(MAX_CELLS)
-    def rendered(device: DeviceParts, namespaces: tuple[str, ...]) -> Markup:
-        """*namespaces*: those that the links of the cell keep."""
+    @lru_cache(MAX_STRIPS)
+    def rendered(node: str, rows: tuple[DeviceRow, ...]) -> Markup:
         macros: Any = app.jinja_env.get_template("parts.html").module
-        return Markup(macros.card_cell(device))
+        return Markup(macros.card_strip(node, rows))
 
-    return lambda device: rendered(device, _namespaces())
+    return lambda node, devices: rendered(node, tuple(device.row for device in devices))
 
 
 def _namespaces() -> tuple[str, ...]:
@@ -171,10 +171,16 @@ def _check_request(dashboard: Dashboard) -> None:
     MethodNotAllowed for what is no question."""
     if flask.request.method not in ("GET", "HEAD"):
         raise MethodNotAllowed(valid_methods=["GET", "HEAD"])
-    host = flask.request.host
-    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-    if dashboard.is_local and name not in LOOPBACK_HOSTS:
+    if dashboard.is_local and _host() not in LOOPBACK_HOSTS:
         raise PageError("this address is served as localhost only", 403)
+
+
+def _host() -> str:
+    """Returns the host that the viewer asks, without the port."""
+    host = flask.request.host
+    if host.endswith("]") or ":" not in host:
+        return host
+    return host.rpartition(":")[0]
 
 
 def _answer(dashboard: Dashboard, template: str, make: Make, namespace: str) -> flask.Response:

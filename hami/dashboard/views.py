@@ -39,8 +39,8 @@ from hami.state.read_pod import PodRecord
 
 T = TypeVar("T")
 
-NODES_A_PAGE, PODS_A_PAGE = 25, 100
-PENDING_A_PAGE = 25
+NODES_A_PAGE, PODS_A_PAGE = 200, 100
+PENDING_A_PAGE, UNHEALTHY_A_PAGE = 25, 25
 TEXT_LIMIT = 253  # characters of a filter: the longest name of Kubernetes
 NAMES_COMPARED = 500  # with an unknown name
 MAX_PAGES = 100_000
@@ -269,7 +269,7 @@ class Views:
         """Returns a page of the nodes that are not as they should be, by name."""
         nodes = self._live.node_rows()
         rows = sorted((row for row in nodes.values() if row.state), key=NODES.name)
-        shown, page, pages = paged(rows, page, NODES_A_PAGE)
+        shown, page, pages = paged(rows, page, UNHEALTHY_A_PAGE)
         devices = self._live.devices([row.name for row in shown], scope, self._uses)
         items: list[UnhealthyItem] = []
         for row in shown:

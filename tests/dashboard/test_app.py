@@ -287,18 +287,46 @@ def test_a_namespace_shows_its_quota(stage):
     assert [row["name"] for row in stage.json("/namespaces")["items"]] == ["default", "other"]
 
 
-def test_cells_of_cards_that_have_not_changed_are_not_rendered_again(stage):
+def rows(stage, path="/"):
+    """The rows of nodes on the page of cards, as text."""
+    return re.findall(r"<tr role=.row.>\s*<th scope=.row.*?</tr>", stage.ask(path).text, re.DOTALL)
+
+
+def test_a_node_is_one_row_with_a_bar_for_each_of_at_most_eight_cards():
+    cards = [gpu(**GPU, healthy=index != 1) for index in range(10)]
+    stage = Stage([node("n1", *cards)], [bound("a", "n1", (0, 6000, 50), gpu=1)])
+    (row,) = rows(stage)
+    assert re.findall(r"<title>(.*?)</title>", row)[:3] == [
+        "Card 0: 5.9 GiB of 9.8 GiB",
+        "Card 1: 0 MiB of 9.8 GiB, unhealthy",
+        "Card 2: 0 MiB of 9.8 GiB",
+    ]
+    assert row.count("<title>") == 8
+    assert "+2</span>" in row
+    assert "Cards of n1: 60%, 0% unhealthy, 0%" in row
+    assert 'data-from="/nodes/n1"' in row
+
+
+def test_two_hundred_nodes_are_one_page():
+    stage = Stage([node(f"n{number:03}", gpu(**GPU)) for number in range(201)])
+    assert len(rows(stage)) == NODES_A_PAGE == 200
+    assert len(rows(stage, "/?page=2")) == 1
+
+
+def test_bars_of_nodes_that_have_not_changed_are_not_rendered_again(stage):
     rendered = []
-    stage.app.jinja_env.filters["hue"] = lambda name: (
-        rendered.append(name) or "hue0"
-    )  # of each part of a card
+    width = stage.app.jinja_env.filters["width"]
+    stage.app.jinja_env.filters["width"] = lambda *amounts: (
+        rendered.append(amounts) or width(*amounts)
+    )
     stage.ask("/")
     first = len(rendered)
     stage.add(bound("newcomer", "n1", (0, 700, 5)))
     stage.clock.seconds += 60
-    assert "newcomer" in stage.ask("/").text
-    on_the_card = len(stage.json("/nodes/n1")["cards"][0]["segments"])
-    assert 0 < len(rendered) - first <= 3 * on_the_card < first + 3
+    stage.ask("/")
+    of_nodes = 1 + 2 * 3  # all nodes together, memory and cores of each
+    assert first == of_nodes + 5
+    assert len(rendered) - first == of_nodes + 2
 
 
 def claim(pod, namespace="default"):

@@ -402,7 +402,8 @@ def test_the_numbers_of_the_monitor_are_beside_what_was_given_out(stage):
         ]
         == 20
     )
-    for path in ("/", "/nodes/n1", "/cards/n1/GPU-n1-0", "/pods/default/a"):
+    assert "3 GiB, 22% busy" in stage.ask("/", "t-admin").text
+    for path in ("/nodes/n1", "/cards/n1/GPU-n1-0", "/pods/default/a"):
         text = stage.ask(path, "t-admin").text
         assert "3 GiB in use" in text, path
         assert "45% busy" in text, path

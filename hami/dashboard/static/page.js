@@ -27,9 +27,47 @@
     const page = new DOMParser().parseFromString(text, "text/html");
     const fresh = page.getElementById("live");
     if (!fresh || fresh.innerHTML === live.innerHTML) return;
-    const focused = live.contains(document.activeElement) && document.activeElement.getAttribute("href");
+    const focused = live.contains(document.activeElement) && address(document.activeElement);
+    const opened = new Map();
+    for (const row of live.querySelectorAll("details[open]")) opened.set(row.dataset.node, row.lastElementChild);
     live.replaceChildren(...document.importNode(fresh, true).childNodes);
-    if (focused) live.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({preventScroll: true});
+    for (const row of live.querySelectorAll("details")) {
+      const content = opened.get(row.dataset.node);
+      if (!content) continue;
+      row.lastElementChild.replaceWith(content);
+      row.open = true;
+    }
+    if (focused) live.querySelector(focused)?.focus({preventScroll: true});
+  }
+
+  // Returns a selector of what has the focus, to find it again in the fresh page.
+  function address(element) {
+    const row = element.closest("summary")?.parentElement;
+    if (row) return `details[data-node="${CSS.escape(row.dataset.node)}"] > summary`;
+    return element.getAttribute("href") && `a[href="${CSS.escape(element.getAttribute("href"))}"]`;
+  }
+
+  // Shows the cards of a row that is open, from the page of its node.
+  async function fill(row) {
+    try {
+      const answer = await fetch(row.dataset.from, {cache: "no-cache"});
+      if (!answer.ok) return;
+      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const cards = page.querySelector("ul.cards");
+      if (!cards || !row.open) return;
+      const content = row.lastElementChild;
+      const before = content.querySelector("ul.cards");
+      if (before && before.innerHTML === cards.innerHTML) return;
+      if (before) before.replaceWith(document.importNode(cards, true));
+      else content.append(document.importNode(cards, true));
+      ages();
+    } catch {
+      // the line below says that the dashboard does not answer
+    }
+  }
+
+  function refill() {
+    for (const row of live.querySelectorAll("details[open]")) fill(row);
   }
 
   async function ask() {
@@ -54,6 +92,7 @@
       next = SELDOM;
     }
     ages();
+    refill();
     if (live.querySelector("[data-soon]")) next = Math.min(next, OFTEN);
     plan(next);
   }
@@ -75,6 +114,7 @@
     ask();
   }
 
+  live.addEventListener("toggle", ({target}) => target.open && fill(target), true);
   form?.addEventListener("input", ({target}) => {
     clearTimeout(typing);
     if (target.name === "namespace") return;  // other links of the page have it, too
