@@ -271,6 +271,29 @@ def test_viewers_see_what_they_may_list(sandbox, guarded, tokens):
         assert "theirs" in guarded.ask(f"/nodes/{node}", tokens["everything"]).data.decode()
 
 
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_a_browser_signs_in_and_out(sandbox, guarded, tokens):
+    sandbox.add_gpu_node("n0", gpu())
+    guarded.ready()
+    with browser() as started, Visit.started(started) as visit:
+        page = visit.page
+        page.goto(f"{guarded.base}/pods?namespace={sandbox.namespace}")
+        assert visit.violations() == []
+        page.get_by_label("Token").fill(tokens["own"])
+        page.get_by_role("button", name="Sign in").click()
+        page.get_by_role("heading", name="Pods").wait_for()
+        assert page.url == f"{guarded.base}/pods?namespace={sandbox.namespace}"
+        (cookie,) = page.context.cookies()
+        assert (cookie["httpOnly"], cookie["secure"], cookie["sameSite"]) == (True, True, "Strict")
+        page.goto(guarded.base + "/")
+        page.get_by_label("Namespace").fill(sandbox.namespace)
+        page.get_by_role("button", name="Show").click()
+        page.get_by_role("heading", name="Cards").wait_for()
+        page.get_by_role("button", name="Sign out").click()
+        page.get_by_label("Token").wait_for()
+        assert page.context.cookies() == []
+
+
 def segments(site: Site, path: str) -> list[Object]:
     """Returns the parts of all cards of a node's page."""
     return [part for card in site.ask(path).json()["cards"] for part in card["segments"]]

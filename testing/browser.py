@@ -63,6 +63,7 @@ class Visit:
             color_scheme=scheme,
             java_script_enabled=script,
             reduced_motion="reduce",
+            ignore_https_errors=True,  # certificates of tests
         )
         visit = cls(context.new_page())
         visit.page.on(

@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from hami.dashboard.caches import Answers
-from hami.dashboard.errors import PageError
+from hami.dashboard.errors import NotListable, PageError
 from hami.errors import ClusterError, MalformedInput
 from hami.kube.reviews import Identity, Reviews
 
@@ -70,18 +70,21 @@ class Access:
         if not requested and self._may_list(self._reviewer, viewer, ""):
             return Scope()
         if not namespaces:
-            raise PageError(
+            raise NotListable(
                 "you may not list pods in the whole cluster: name the namespaces that you may see, as "
-                "?namespace=NAME",
-                403,
+                "?namespace=NAME"
             )
         for namespace in sorted(namespaces):
             if not self._may_list(self._reviewer, viewer, namespace):
-                raise PageError(
-                    f"you may not list pods in namespace {namespace}: ask for the verb list on pods there",
-                    403,
+                raise NotListable(
+                    f"you may not list pods in namespace {namespace}: ask for the verb list on pods there"
                 )
         return Scope(namespaces)
+
+    def check(self, authorization: str) -> None:
+        """Raises: PageError unless the API server accepts the viewer with this header."""
+        if self._reviewer is not None:
+            self._identity(self._reviewer, authorization)
 
     def _identity(self, reviewer: Reviews, authorization: str) -> Identity:
         bearer = None
@@ -89,7 +92,8 @@ class Access:
             bearer = _BEARER.fullmatch(authorization)
         if bearer is None:
             raise PageError(
-                "a bearer token of the cluster is needed, in the header Authorization", 401
+                "sign in with a bearer token of the cluster, or send it in the header Authorization",
+                401,
             )
         token = bearer[1]
         key = hashlib.sha256(token.encode()).hexdigest()  # tokens are not kept

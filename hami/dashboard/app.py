@@ -1,4 +1,4 @@
-"""The WSGI application of the dashboard: GET and HEAD of pages, each as HTML and as JSON.
+"""The WSGI application of the dashboard: GET and HEAD of pages, each as HTML and as JSON, and a form to sign in.
 
 It checks the viewer, takes the page from the renderings, and answers with 304 what the viewer has already. All texts
 come from tenants: templates escape them, and the headers allow no script but ours.
@@ -23,8 +23,9 @@ from hami import __version__
 from hami.dashboard import texts
 from hami.dashboard.access import Access, Scope
 from hami.dashboard.caches import Rendering, Renderings
-from hami.dashboard.errors import PageError
+from hami.dashboard.errors import NotListable, PageError
 from hami.dashboard.live import DeviceParts
+from hami.dashboard.login import add_login, authorization, form_methods, is_signed_in, sign_in_page
 from hami.dashboard.views import Views, node_query, page_of, pod_query
 from hami.inspect.refusals import AWAITS_SCHEDULER
 from hami.inspect.top import DeviceRow
@@ -36,7 +37,7 @@ HEADERS: Mapping[str, str] = {
     "img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
@@ -80,12 +81,18 @@ def create_dashboard(dashboard: Dashboard) -> flask.Flask:
     app.config["SEND_FILE_MAX_AGE_DEFAULT"] = STATIC_SECONDS
     app.jinja_env.filters.update(texts.FILTERS)
     app.jinja_env.globals.update(
-        link=link, kept_card_strip=_card_strips(app), awaits_scheduler=AWAITS_SCHEDULER
+        link=link,
+        kept_card_strip=_card_strips(app),
+        awaits_scheduler=AWAITS_SCHEDULER,
+        version=__version__,
+        is_signed_in=is_signed_in,
     )
     app.before_request(partial(_check_request, dashboard))
     app.after_request(_add_headers)
     app.register_error_handler(Exception, _answer_error)
     _add_pages(app, dashboard)
+    if not dashboard.is_local:
+        add_login(app, dashboard.access.check)
     return app
 
 
@@ -169,8 +176,9 @@ def _add_pages(app: flask.Flask, dashboard: Dashboard) -> None:
 def _check_request(dashboard: Dashboard) -> None:
     """Raises: PageError for a name of this host that is not its own: a foreign site may point its name at loopback.
     MethodNotAllowed for what is no question."""
-    if flask.request.method not in ("GET", "HEAD"):
-        raise MethodNotAllowed(valid_methods=["GET", "HEAD"])
+    methods = ("GET", "HEAD", *form_methods(flask.request.path))
+    if flask.request.method not in methods:
+        raise MethodNotAllowed(valid_methods=methods)
     if dashboard.is_local and _host() not in LOOPBACK_HOSTS:
         raise PageError("this address is served as localhost only", 403)
 
@@ -186,15 +194,13 @@ def _host() -> str:
 def _answer(dashboard: Dashboard, template: str, make: Make, namespace: str) -> flask.Response:
     """Answers with the page for the viewer, or 304."""
     request = flask.request
-    scope = dashboard.access.scope(
-        request.headers.get("Authorization", ""), _namespaces(), namespace
-    )
+    scope = dashboard.access.scope(authorization(), _namespaces(), namespace)
     if reason := dashboard.unready_reason():
         raise PageError(reason, 503)
     form = request.args.get("format", "html")
     if form not in ("html", "json"):
         raise PageError(f"format={form[:20]}: expected html or json", 400)
-    key = form, request.path, _canonical(request.args), scope
+    key = form, request.path, _canonical(request.args), scope, is_signed_in()
     return _response(
         dashboard.renderings.get(
             key, dashboard.version, lambda: _render(form, template, make(scope), scope)
@@ -206,9 +212,7 @@ def _render(form: str, template: str, document: Any, scope: Scope) -> tuple[str,
     if form == "json":
         return msgspec.json.encode(document).decode(), "application/json"
     query = partial(flask.request.args.get, default="")
-    page = flask.render_template(
-        template, page=document, scope=scope, query=query, version=__version__, here=_here
-    )
+    page = flask.render_template(template, page=document, scope=scope, query=query, here=_here)
     return page, "text/html; charset=utf-8"
 
 
@@ -232,7 +236,7 @@ def _canonical(args: MultiDict[str, str]) -> tuple[tuple[str, str], ...]:
 def _response(rendering: Rendering) -> flask.Response:
     headers = {
         "ETag": f'"{rendering.etag}"',
-        "Vary": "Accept-Encoding, Authorization",
+        "Vary": "Accept-Encoding, Authorization, Cookie",
         "Cache-Control": "private, no-cache",
     }  # a browser asks each time, with the ETag
     if flask.request.if_none_match.contains(rendering.etag):
@@ -271,5 +275,10 @@ def _answer_error(error: Exception) -> flask.Response:
         headers |= {name: value for name, value in error.get_headers() if name == "Allow"}
     if flask.request.args.get("format") == "json":
         return flask.make_response({"error": text}, status, headers)
-    page = flask.render_template("error.html", status=status, text=text, version=__version__)
+    if status == 401:
+        return sign_in_page(text)
+    asks_namespace = isinstance(error, NotListable)
+    page = flask.render_template(
+        "error.html", status=status, text=text, asks_namespace=asks_namespace
+    )
     return flask.make_response(page, status, headers)

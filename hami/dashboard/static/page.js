@@ -76,6 +76,7 @@
     try {
       const answer = await fetch(address, {headers: etag ? {"If-None-Match": etag} : {}, cache: "no-store"});
       const text = answer.status === 200 ? await answer.text() : "";
+      if (answer.status === 401) return location.reload();  // the form to sign in
       if (address !== location.href) return;  // other filters were chosen meanwhile
       if (text) {
         etag = answer.headers.get("ETag") || "";
