@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,14 @@ import pytest
 import urllib3
 
 from testing.browser import SCHEMES, WIDTHS, Visit, browser, missing
-from testing.cluster import LocalCluster
+from testing.cluster import MANIFESTS, LocalCluster
 from testing.dashboard import COMPONENT, dashboard
 from testing.eventually import eventually
 from testing.kube import Kube, write_kubeconfig
 from testing.measured import MonitorProcess, announced, own_address, served
 from testing.nodes import gpu, gpus
 from testing.pods import pod
-from testing.processes import free_port
+from testing.processes import Program, free_port
 from testing.sandbox import LABEL, Sandbox
 from testing.scheduler import NAMESPACE, Certificates, Scheduler
 
@@ -292,6 +293,109 @@ def test_a_browser_signs_in_and_out(sandbox, guarded, tokens):
         page.get_by_role("button", name="Sign out").click()
         page.get_by_label("Token").wait_for()
         assert page.context.cookies() == []
+
+
+PLUGIN = "from hami.cli.kubectl import kubectl_main; kubectl_main()"
+
+
+@contextlib.contextmanager
+def on_this_machine(kubeconfig: Path, folder: Path, *options: str) -> Iterator[Site]:
+    """Runs ``kubectl hami dashboard`` with the access of *kubeconfig*."""
+    port = free_port()
+    program = Program(
+        "kubectl-hami-dashboard",
+        [sys.executable, "-c", PLUGIN, "dashboard", f"--port={port}", "--no-browser", *options],
+        folder / f"kubectl-hami-dashboard-{port}.log",
+        env=os.environ | {"KUBECONFIG": str(kubeconfig)},
+    )
+    program.start()
+    try:
+        yield Site(port)
+    finally:
+        program.stop()
+
+
+def test_an_administrator_sees_the_dashboard_without_one_in_the_cluster(sandbox, local, scheduler):
+    sandbox.add_gpu_node("n0", gpu())
+    node = sandbox.node("n0")["metadata"]["name"]
+    config = f"--device-config-file={MANIFESTS / 'device-config.yaml'}"
+    with on_this_machine(local.kubeconfig, local.folder, config) as site:
+        site.ready()
+        assert site.ask(f"/nodes/{node}").status == 200
+
+
+@pytest.mark.skipif(not own_address(), reason="this machine has no address beside loopback")
+def test_a_user_of_one_namespace_sees_that_of_the_cluster(sandbox, local, guarded, tokens):
+    """Through the API server's proxy of services, with a right to it and a token."""
+    sandbox.add_gpu_node("n0", gpu())
+    sandbox.create(pod("mine", gpu=1, gpumem=9000))
+    sandbox.started()
+    guarded.ready()
+    kube, port = sandbox.kube, int(guarded.base.rpartition(":")[2])
+    in_front_of_it(kube, port)
+    kubeconfig = write_kubeconfig(local.kubeconfig, tokens["own"], local.folder / "own.kubeconfig")
+    may_open_it(kube, sandbox.namespace)
+    with on_this_machine(kubeconfig, local.folder) as site:
+        path = f"/pods?namespace={sandbox.namespace}"
+        page = eventually(lambda: answered(site, path), "the page is forwarded", timeout=60)
+        assert "mine" in page.data.decode()
+        assert "/api/v1/" not in page.data.decode()
+        assert site.ask("/").status == 403
+        assert site.ask(f"{path}&format=json").json()["total"] == 1
+        etag = str(page.headers["ETag"])
+        assert site.ask(path, **{"If-None-Match": etag}).status == 304
+
+
+def may_open_it(kube: Kube, namespace: str) -> None:
+    """Lets the account ``own`` of *namespace* ask the dashboard through the API server."""
+    meta, rbac = {"name": f"dashboard-{namespace}"}, "rbac.authorization.k8s.io"
+    rule = {"apiGroups": [""], "resources": ["services/proxy"], "verbs": ["get"]}
+    kube.create(
+        {"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": meta, "rules": [rule]}, NAMESPACE
+    )
+    kube.create(
+        {
+            "apiVersion": f"{rbac}/v1",
+            "kind": "RoleBinding",
+            "metadata": meta,
+            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": meta["name"]},
+            "subjects": [{"kind": "ServiceAccount", "name": "own", "namespace": namespace}],
+        },
+        NAMESPACE,
+    )
+
+
+def answered(site: Site, path: str) -> urllib3.BaseHTTPResponse | None:
+    """Returns the page, if there is one yet."""
+    with contextlib.suppress(urllib3.exceptions.HTTPError):
+        answer = site.ask(path)
+        return answer if answer.status == 200 else None
+    return None
+
+
+def in_front_of_it(kube: Kube, port: int) -> None:
+    """Makes the Service of the dashboard, which leads to *port* of this machine."""
+    meta = {"name": "hami-dashboard"}
+    kube.create(
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": meta,
+            "spec": {"ports": [{"name": "https", "port": 8445, "targetPort": port}]},
+        },
+        NAMESPACE,
+    )
+    kube.create(
+        {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "addressType": "IPv4",
+            "metadata": meta | {"labels": {"kubernetes.io/service-name": "hami-dashboard"}},
+            "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
+            "endpoints": [{"addresses": [own_address()], "conditions": {"ready": True}}],
+        },
+        NAMESPACE,
+    )
 
 
 def segments(site: Site, path: str) -> list[Object]:

@@ -84,7 +84,7 @@ class Client:
         if self.device_config_file:
             text = read_text("--device-config-file", self.device_config_file)
         return self.reader().record(
-            config_map=self._config_map(),
+            config_map=self.config_map(),
             device_config=text,
             policies=Policies(self.node_policy, self.device_policy),
         )
@@ -95,9 +95,10 @@ class Client:
             return read_snapshot(self.snapshot).device_config
         if self.device_config_file:
             return read_text("--device-config-file", self.device_config_file)
-        return self.reader().device_config(*self._config_map())
+        return self.reader().device_config(*self.config_map())
 
-    def _config_map(self) -> tuple[str, str]:
+    def config_map(self) -> tuple[str, str]:
+        """Returns namespace and name of the ConfigMap with the device configuration. Raises: HamiError."""
         namespace, slash, name = self.device_config_map.partition("/")
         if not slash:
             raise HamiError(

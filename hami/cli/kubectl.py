@@ -19,7 +19,13 @@ NO_FILES = ":4"  # the last line of a completion: ShellCompDirectiveNoFileComp
 WITH_FILES = ":0"
 
 
-@click.group(cls=Commands, modules=PEOPLE, context_settings={"help_option_names": ["-h", "--help"]})
+LOCAL = {"dashboard": "hami.cli.local_dashboard"}
+"""Commands that only the plugin has: hami's own of this name is the program in the cluster."""
+
+
+@click.group(
+    cls=Commands, modules=PEOPLE | LOCAL, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, prog_name="kubectl-hami", message="%(prog)s %(version)s")
 def kubectl_main() -> None:
     """See how devices are shared in a cluster with HAMi, and why pods wait.

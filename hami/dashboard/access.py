@@ -27,6 +27,8 @@ ACCEPTED_S = 60.0  # for which an answer of the API server is believed
 REFUSED_S = 10.0
 MAX_CONCURRENT_REVIEWS = 4
 
+LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
 _BEARER = re.compile(r"[Bb]earer +([-A-Za-z0-9._~+/]+=*)")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
@@ -123,3 +125,13 @@ class Access:
             ) from error
         finally:
             self._free.release()
+
+
+def check_host(host: str) -> None:
+    """Raises: PageError unless a viewer of a loopback address asks it by its own name. A foreign site may point its
+    name at loopback. *host*: of the request, with its port."""
+    name = host
+    if ":" in host and not host.endswith("]"):
+        name = host.rpartition(":")[0]
+    if name not in LOOPBACK_HOSTS:
+        raise PageError("this address is served as localhost only", 403)

@@ -21,7 +21,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from hami import __version__
 from hami.dashboard import texts
-from hami.dashboard.access import Access, Scope
+from hami.dashboard.access import Access, Scope, check_host
 from hami.dashboard.caches import Rendering, Renderings
 from hami.dashboard.errors import NotListable, PageError
 from hami.dashboard.live import DeviceParts
@@ -42,7 +42,6 @@ HEADERS: Mapping[str, str] = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 METHODS = ("GET",)  # Flask adds HEAD
 MAX_STRIPS = 8192  # of nodes, of some 2 KiB each: 40 pages
 # of queries; namespaces come from `_namespaces`
@@ -179,16 +178,8 @@ def _check_request(dashboard: Dashboard) -> None:
     methods = ("GET", "HEAD", *form_methods(flask.request.path))
     if flask.request.method not in methods:
         raise MethodNotAllowed(valid_methods=methods)
-    if dashboard.is_local and _host() not in LOOPBACK_HOSTS:
-        raise PageError("this address is served as localhost only", 403)
-
-
-def _host() -> str:
-    """Returns the host that the viewer asks, without the port."""
-    host = flask.request.host
-    if host.endswith("]") or ":" not in host:
-        return host
-    return host.rpartition(":")[0]
+    if dashboard.is_local:
+        check_host(flask.request.host)
 
 
 def _answer(dashboard: Dashboard, template: str, make: Make, namespace: str) -> flask.Response:

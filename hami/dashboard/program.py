@@ -54,10 +54,15 @@ class DashboardProgram:
     """The parts of ``hami dashboard`` under one configuration. Call `start` and `stop` once."""
 
     def __init__(
-        self, settings: DashboardSettings, store: Store, *, api: Api | None = None
+        self,
+        settings: DashboardSettings,
+        store: Store,
+        *,
+        api: Api | None = None,
+        flag: str = "--bind-address",
     ) -> None:
-        """*store*: still empty. *api*: ``None`` for the cluster of the environment. Raises: HamiError if there is no
-        cluster."""
+        """*store*: still empty. *api*: ``None`` for the cluster of the environment. *flag*: with which the user
+        chooses the address. Raises: HamiError if there is no cluster."""
         api = api or Api.connect(timeout=settings.request_timeout)
         clock = time.monotonic
         self._store = store
@@ -100,9 +105,7 @@ class DashboardProgram:
                 is_local=tls is None,
             )
         )
-        self._server = AppServer(
-            "dashboard", settings.bind_address, self._app, flag="--bind-address", tls=tls
-        )
+        self._server = AppServer("dashboard", settings.bind_address, self._app, flag=flag, tls=tls)
         self._work = Part(
             PeriodicTask("rows", self._refresh, REFRESH_S), *self._pollers, *self._watches.tasks
         )

@@ -168,17 +168,63 @@ class Api:
 
         *preload_content*: whether its body is read already.
         """
+        response = self._exchange(
+            method,
+            path,
+            query,
+            body,
+            {"Content-Type": content_type} if body is not None else {},
+            timeout=timeout,
+            preload_content=preload_content,
+        )
+        if response.status < 400:
+            return response
+        try:
+            data = response.data
+        except (HTTPError, OSError) as error:
+            raise _unreachable(f"{method} {path}", error) from error
+        raise _refusal(f"{method} {path}", response, data)
+
+    def forward(self, path: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
+        """Returns the answer to a GET with *headers*, whatever its status is. Its body is not read yet.
+
+        *path*: with its query. Raises: ClusterError if there is no answer.
+        """
+        return self._exchange("GET", path, None, None, headers, preload_content=False)
+
+    def bearer_token(self) -> str:
+        """Returns the token with which this user comes; empty if the user has none, such as one with a certificate.
+
+        Raises: ClusterError if it cannot be renewed.
+        """
+        for name, value in self._headers().items():
+            if name.lower() == "authorization" and value.lower().startswith("bearer "):
+                return str(value[len("bearer ") :]).strip()
+        return ""
+
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: bytes | None,
+        more_headers: Mapping[str, str],
+        *,
+        timeout: float | None = None,
+        preload_content: bool,
+    ) -> urllib3.BaseHTTPResponse:
+        """Returns the answer to a request, of any status. Raises: ClusterError if there is none."""
         seconds = self._timeout if timeout is None else timeout
         until = time.monotonic() + seconds
         headers, parts, url = self._headers(), None, f"{self._base}{path}"
+        headers.update(more_headers)
         if body is not None:
-            headers["Content-Type"] = content_type
             headers["Content-Length"] = str(len(body))
             parts = _in_time(body, until)
         if query:
             url += f"?{urlencode(query)}"
         try:
-            response = self._pool.urlopen(
+            return self._pool.urlopen(
                 method,
                 url,
                 body=parts,
@@ -188,12 +234,8 @@ class Api:
                 timeout=urllib3.Timeout(total=seconds),
                 preload_content=preload_content,
             )
-            if response.status < 400:
-                return response
-            data = response.data
         except (HTTPError, OSError) as error:
             raise _unreachable(f"{method} {path}", error) from error
-        raise _refusal(f"{method} {path}", response, data)
 
     def _headers(self) -> MutableMapping[str, str]:
         """Returns the headers of a call, with current credentials."""

@@ -1,4 +1,4 @@
-"""Asks the API server who a bearer token belongs to, and whether that user may list pods."""
+"""Asks the API server who a bearer token belongs to, and what that user, or the own one, may do."""
 
 from __future__ import annotations
 
@@ -56,6 +56,24 @@ class Reviews:
             "resourceAttributes": {"verb": "list", "resource": "pods", "namespace": namespace},
         }
         status = self._create("authorization.k8s.io/v1", "SubjectAccessReview", spec)
+        return status.allowed and not status.denied
+
+    def may_i(self, verb: str, resource: str, namespace: str = "", name: str = "") -> bool:
+        """Reports whether the user of this connection has a right. *resource*: of the core group, as
+        ``pods`` or ``services/proxy``."""
+        resource, _, subresource = resource.partition("/")
+        attributes = {
+            "verb": verb,
+            "resource": resource,
+            "subresource": subresource,
+            "namespace": namespace,
+            "name": name,
+        }
+        status = self._create(
+            "authorization.k8s.io/v1",
+            "SelfSubjectAccessReview",
+            {"resourceAttributes": attributes},
+        )
         return status.allowed and not status.denied
 
     def _create(self, version: str, kind: str, spec: Mapping[str, object]) -> _ReviewStatus:
