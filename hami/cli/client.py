@@ -6,17 +6,19 @@ import functools
 import os
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 import click
 
 from hami.cli.complete import complete_form, complete_namespace
 from hami.cli.group import PLUGIN
 from hami.codec.policies import NODE_POLICIES
-from hami.errors import HamiError
+from hami.errors import ClusterError, HamiError
 from hami.inspect.tables import Style, parse_form, printable, render_document, versioned
 from hami.kube.access import UserAccess
 from hami.model import DisruptionBudget, Pod, PodRef
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from hami.scheduling.preemption import PodGroups
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+REQUESTS_VERBOSITY = 6  # from which on requests are shown, as kubectl does
 MAX_TIMEOUT_S = 3600.0  # of a request, if the user asks for none
 YOUNG_OBJECTS = 1_000_000
 """Objects between two garbage collections: a command ends soon, and most of what it allocates stays until then."""
@@ -48,6 +51,7 @@ class Client:
     node_policy: str
     device_policy: str
     snapshot: str
+    verbosity: int
     connect: Callable[[Client], Writer]
 
     def reader(self) -> Reader:
@@ -182,9 +186,30 @@ def connect_api(client: Client) -> Writer:
     """Returns calls to the API server of the user's kubeconfig. Raises: HamiError."""
     from hami.kube.api import Api
 
-    return Api.connect(
-        client.access, timeout=client.request_timeout or MAX_TIMEOUT_S, pool=2
-    ).request
+    api = Api.connect(client.access, timeout=client.request_timeout or MAX_TIMEOUT_S, pool=2)
+    if client.verbosity < REQUESTS_VERBOSITY:
+        return api.request
+    return shown_requests(api.request, api.server)
+
+
+def shown_requests(request: Writer, server: str) -> Writer:
+    """Returns *request*, each call of which is shown on standard error with its status and time."""
+
+    def call(method: str, path: str, **options: Any) -> bytes:
+        begun = time.monotonic()
+        status = "200"
+        try:
+            return request(method, path, **options)
+        except ClusterError as error:
+            status = str(error.status or "no answer")
+            raise
+        finally:
+            query = urlencode(options.get("query") or {})
+            url = f"{server}{path}?{query}" if query else f"{server}{path}"
+            milliseconds = round(1000 * (time.monotonic() - begun))
+            click.echo(printable(f"{method} {url} {status} in {milliseconds} ms"), err=True)
+
+    return call
 
 
 ACCESS_OPTIONS = (
@@ -257,7 +282,14 @@ CLUSTER_OPTIONS = (
         help="Default device policy of the scheduler, as its flag says.",
     ),
 )
-COMMON_OPTIONS = (*ACCESS_OPTIONS, *CLUSTER_OPTIONS)
+VERBOSITY = click.Option(
+    ["--v", "verbosity"],
+    type=click.IntRange(0, 10),
+    default=0,
+    metavar="LEVEL",
+    help="Verbosity, also as -v=LEVEL: from 6 on, each request to the API server is shown.",
+)
+COMMON_OPTIONS = (*ACCESS_OPTIONS, *CLUSTER_OPTIONS, VERBOSITY)
 """The options that all commands of a cluster have, and that `hami options` lists."""
 CLIENT_OPTIONS = (
     click.Option(
@@ -276,7 +308,7 @@ CLIENT_OPTIONS = (
         "instead of a cluster; it contains the device configuration and the policies.",
     ),
 )
-"""With CLUSTER_OPTIONS, the fields of `Client` but the first and the last."""
+"""With CLUSTER_OPTIONS and VERBOSITY, the fields of `Client` but the first and the last."""
 OUTPUT_OPTIONS = (
     click.Option(
         ["-o", "--output", "form"],
@@ -384,7 +416,7 @@ def _client_of(values: dict[str, Any], ctx: click.Context) -> Client:
     access = _taken(values, ACCESS_OPTIONS)
     if (access["groups"] or access["uid"]) and not access["impersonated"]:
         raise click.UsageError("--as-group and --as-uid need --as")
-    fields = _taken(values, (*CLUSTER_OPTIONS, *CLIENT_OPTIONS))
+    fields = _taken(values, (*CLUSTER_OPTIONS, *CLIENT_OPTIONS, VERBOSITY))
     return Client(access=UserAccess(**access), **fields, connect=ctx.obj or connect_api)
 
 

@@ -17,6 +17,7 @@ from hami.cli.targets import did_you_mean
 from hami.errors import HamiError
 from hami.inspect.tables import printable
 
+_VERBOSITY = re.compile(r"\A-v=?([0-9]+)\Z")
 _SHORT_WITH_VALUE = re.compile(r"\A(-[A-Za-z])=(.+)\Z", re.DOTALL)
 
 
@@ -98,7 +99,9 @@ class Commands(Command, click.Group):
         return self.commands.get(name)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Accepts ``-n=NAME`` for ``-n NAME``, as kubectl does: for click the value would be ``=NAME``."""
+        """Accepts ``-n=NAME`` for ``-n NAME``, as kubectl does: for click the value would be ``=NAME``. ``-v=6`` is the
+        verbosity; ``-v`` alone belongs to the command."""
+        args = [_VERBOSITY.sub(r"--v=\1", arg) for arg in args]
         args = [_SHORT_WITH_VALUE.sub(r"\1\2", arg) for arg in args]
         return super().parse_args(ctx, args)
 

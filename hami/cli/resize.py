@@ -82,7 +82,7 @@ def resize_command(
 
     def read() -> Pod:
         if (pod := reader.pod(ref)) is None:
-            raise HamiError(f"there is no pod {name} in namespace {ref.namespace}")
+            raise HamiError(f'pods "{name}" not found in namespace {ref.namespace}')
         return pod
 
     chosen = resizable(read(), container)

@@ -11,7 +11,7 @@ from hami.codec.times import render_time
 from hami.dashboard.use import Use
 from hami.inspect.gangs import gang_sentences
 from hami.inspect.preemption import preemption_sentences
-from hami.inspect.refusals import lacks
+from hami.inspect.refusals import lacks, request_texts
 from hami.inspect.top import age_text
 from hami.plurals import are, counted
 
@@ -69,6 +69,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "age": age_text,
     "timestamp": timestamp,
     "lacks": lacks,
+    "request_texts": request_texts,
     "in_words": in_words,
     "gang_sentences": gang_sentences,
     "preemption_sentences": preemption_sentences,

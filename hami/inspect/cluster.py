@@ -328,16 +328,21 @@ def unknown_pod(cluster: InspectedCluster, namespace: str, name: str) -> HamiErr
     if others:
         listed = " or ".join(f"-n {other}" for other in sorted(others)[:NEAREST_NAMES])
         return HamiError(
-            f"there is no pod {name} in namespace {namespace}; there is one with {listed}"
+            f'pods "{name}" not found in namespace {namespace}; there is one with {listed}'
         )
     names = {pod.ref.name for pod in cluster.pods.values() if pod.ref.namespace == namespace}
-    return unknown_name(f"pod in namespace {namespace}:", name, names)
+    text = f'pods "{name}" not found in namespace {namespace}'
+    return HamiError(text + _nearest(name, names))
 
 
 def unknown_name(kind: str, name: str, names: Iterable[str]) -> HamiError:
     """Returns the error for a name that matches nothing, with the nearest names."""
-    text = f"there is no {kind} {name}"
+    return HamiError(f"there is no {kind} {name}" + _nearest(name, names))
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    """Returns the question whether one of *names* was meant; empty if none is near."""
     nearest = difflib.get_close_matches(name, list(names), NEAREST_NAMES, cutoff=0.5)
-    if nearest:
-        text += f"; did you mean {' or '.join(nearest)}?"
-    return HamiError(text)
+    if not nearest:
+        return ""
+    return f"; did you mean {' or '.join(nearest)}?"

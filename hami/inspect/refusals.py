@@ -59,7 +59,7 @@ class RequestedDevices(ReportPart, frozen=True):
 
 
 class DeviceShortage(OutputRecord, frozen=True):
-    """A device: its total, free and missing amounts. *reason*: the first rule that it fails, empty if it would serve.
+    """A device: its total, free and missing amounts. *reason*: the first rule that it fails, empty if it has enough.
     *too_small*: it has less than is requested even if nothing else uses it."""
 
     index: int
@@ -158,6 +158,14 @@ def requested_devices(cluster: InspectedCluster, pod: Pod | None) -> tuple[Reque
     return tuple(requested)
 
 
+def request_texts(containers: Sequence[RequestedDevices]) -> list[str]:
+    """Returns what *containers* ask for, in words."""
+    texts: list[str] = []
+    for container in containers:
+        texts += container.texts
+    return texts
+
+
 def _requested_amounts(request: Request, vendor: Vendor) -> RequestedAmounts:
     memory_mib = memory_percent = 0
     if vendor.resources.has_memory:
@@ -205,9 +213,9 @@ def nearest_lines(nodes: Sequence[NodeShortage]) -> Iterator[str]:
 
 
 def lacks(device: DeviceShortage) -> str:
-    """Returns what *device* lacks, or why it does not serve."""
+    """Returns what *device* lacks, or why the pod cannot use it."""
     if not device.reason:
-        return "would serve"
+        return "has enough"
     if any(device.short):
         return f"lacks {shortage_text(device.short)}"
     return device_clause(Reason(device.reason), 1)

@@ -15,7 +15,7 @@ from hami.codec.label_selector import Matches, parse_selector
 from hami.codec.resize import excess
 from hami.errors import HamiError
 from hami.inspect.cluster import Holder, InspectedCluster, unknown_name, withdrawn_nodes
-from hami.inspect.refusals import requested_devices
+from hami.inspect.refusals import RequestedDevices, request_texts, requested_devices
 from hami.inspect.tables import (
     Column,
     OutputRecord,
@@ -91,7 +91,7 @@ class PodRow(OutputRecord, frozen=True):
     name: str
     node: str
     cards: tuple[str, ...]
-    requests: tuple[str, ...]
+    requests: tuple[RequestedDevices, ...]
     memory_mib: int
     memory_wanted_mib: int
     cores: int
@@ -295,9 +295,6 @@ def _pod_row(cluster: InspectedCluster, holder: Holder) -> PodRow:
             for charge in charges:
                 cards.append(str(indexes.get((node, vendor, charge.uuid), charge.uuid)))
     pod = cluster.pods.get(holder.ref.uid)
-    requests: list[str] = []
-    for container in requested_devices(cluster, pod):
-        requests += container.texts
     (excess_mib, excess_cores), cores_limit = _resize_of(cluster, holder.ref.uid, pod)
     created = "" if pod is None else pod.created
     return PodRow(
@@ -305,7 +302,7 @@ def _pod_row(cluster: InspectedCluster, holder: Holder) -> PodRow:
         name=holder.ref.name,
         node=node,
         cards=tuple(cards),
-        requests=tuple(requests),
+        requests=requested_devices(cluster, pod),
         memory_mib=memory,
         memory_wanted_mib=max(0, memory - excess_mib),
         cores=cores,
@@ -520,7 +517,7 @@ POD_COLUMNS: tuple[Column[PodRow], ...] = (
     Column("CORES", lambda row: _change(row.cores, row.cores_wanted) if row.cards else ""),
     Column("MOST CORES", lambda row: _number(row.cores_limit)),
     Column("AGE", lambda row: age_text(row.age_s)),
-    Column("REQUESTS", lambda row: "; ".join(row.requests), wide=True),
+    Column("REQUESTS", lambda row: "; ".join(request_texts(row.requests)), wide=True),
 )
 NAMESPACE_COLUMNS: tuple[Column[NamespaceRow], ...] = (
     Column("NAMESPACE", "name"),

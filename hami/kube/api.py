@@ -192,6 +192,11 @@ class Api:
         """
         return self._exchange("GET", path, None, None, headers, preload_content=False)
 
+    @property
+    def server(self) -> str:
+        """The address of the API server."""
+        return str(self._configuration.host).rstrip("/")
+
     def bearer_token(self) -> str:
         """Returns the token with which this user comes; empty if the user has none, such as one with a certificate.
 

@@ -26,6 +26,7 @@ CLIENT = Client(
     node_policy="binpack",
     device_policy="binpack",
     snapshot="",
+    verbosity=0,
     connect=connect_api,
 )
 ADDRESS = Address("127.0.0.1", 0)

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from hami.cli import main
 from hami.cli.group import PEOPLE
-from hami.cli.kubectl import completions, kubectl_main
+from hami.cli.kubectl import LOCAL, completions, kubectl_main
 from hami.errors import ClusterError
 from hami.kube.access import UserAccess
 from testing.cases import cases
@@ -297,7 +297,7 @@ def test_a_table_has_no_colors_where_there_is_no_terminal():
     (
         ["explain", "pod", "bb"],
         None,
-        "error: there is no pod in namespace team: bb; did you mean b?",
+        'error: pods "bb" not found in namespace team; did you mean b?',
     ),
     (["explain", "pod", "b", "-A"], None, "error: a pod has one namespace: use -n instead of -A"),
     (
@@ -468,7 +468,7 @@ def test_the_namespace_that_has_the_pod_is_named():
     result = hami("explain", "b", "-n", "default")
     assert result.exit_code == 2
     assert result.stderr == (
-        "error: there is no pod b in namespace default; there is one with -n team\n"
+        'error: pods "b" not found in namespace default; there is one with -n team\n'
     )
 
 
@@ -510,7 +510,7 @@ def test_where_the_cluster_does_not_answer_no_name_is_completed():
 
 @cases(
     "words, expected",
-    ([""], list(PEOPLE)),
+    ([""], [*PEOPLE, *LOCAL]),
     (["to"], ["top"]),
     (["top", "c"], ["cards"]),
     (["top", "nodes", "--sort-by", "me"], ["memory"]),

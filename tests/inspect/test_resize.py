@@ -526,7 +526,7 @@ def cluster(*pods, resizes="true", **limits):
         ["--memory=8Gi"],
         cluster(bound("q", "n1", (0, 3072, 20))),
         2,
-        "there is no pod in namespace default: p",
+        'pods "p" not found in namespace default',
     ),
 )
 def test_what_would_be_decided_and_nothing_is_written(args, of, code, said, tmp_path):
@@ -555,7 +555,7 @@ def test_what_would_be_decided_and_nothing_is_written(args, of, code, said, tmp_
         "error: --memory=x: expected a positive quantity",
     ),
     ("timeout", ["p", "--memory=8Gi", "--timeout=x"], api(), 2, "expected numbers with units"),
-    ("no such pod", ["q", "--memory=8Gi"], api(), 2, "error: there is no pod q in namespace team"),
+    ("no such pod", ["q", "--memory=8Gi"], api(), 2, 'error: pods "q" not found in namespace team'),
     ("all namespaces", ["p", "--memory=8Gi", "-A"], api(), 2, "a pod has one namespace: use -n"),
     (
         "waits",

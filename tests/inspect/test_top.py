@@ -146,7 +146,10 @@ def test_a_row_for_each_pod():
         ("waits", "Pending", [], 0),
         ("c", "Running", ["0"], 1000),
     ]
-    assert items("pods")[2]["requests"] == ["2 × NVIDIA with 20,000 MiB"]
+    (request,) = items("pods")[2]["requests"]
+    (device,) = request["devices"]
+    assert (device["count"], device["memoryMib"]) == (2, 20_000)
+    assert device["text"] == "2 × NVIDIA with 20,000 MiB"
 
 
 def test_what_a_pod_is_to_have_and_may_use_is_shown_beside_what_it_holds():
