@@ -43,6 +43,10 @@ def test_every_variable_of_the_code_is_named():
         "CONTENT_TYPE",
         "HTTP_ACCEPT",
         "HTTP_ACCEPT_ENCODING",
+        "HTTP_HOST",
+        "QUERY_STRING",
+        "DISPLAY",
+        "WAYLAND_DISPLAY",
     }
     read |= {name for flag in FLAGS.values() for name in flag.environment.split()}
     assert {name for name in read if f"`{name}`" not in text} == set()

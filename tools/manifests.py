@@ -157,6 +157,13 @@ BY_NAME = {
             "network-policy.yaml": ("dashboard/networkpolicy",),
         }
     ),
+    "inspect-api": Component(
+        files={
+            "api-service.yaml": ("dashboard/api-service",),
+            "rbac.yaml": ("dashboard/inspect-api-rbac",),
+        },
+        beside=("dashboard",),
+    ),
 }
 SELF_SIGNED = {
     "rbac.yaml": ("scheduler/self-signed-rbac",),

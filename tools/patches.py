@@ -87,7 +87,7 @@ def _of_mappings(
             yield from _operations(old[key], value, (*path, key))
         else:
             yield _Operation("add", (*path, key), value)
-    for key in old.keys() - new.keys():
+    for key in sorted(old.keys() - new.keys()):
         yield _Operation("remove", (*path, key))
 
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 _FLAGS = flags_of(DashboardSettings())
 DASHBOARD_FLAGS: Sections = {
     "Serving": section(
-        _FLAGS, "--bind-address --cert_file --key_file --monitor-selector --monitor-port"
+        _FLAGS,
+        "--bind-address --inspect-bind-address --cert_file --key_file --monitor-selector "
+        "--monitor-port",
     ),
     "Scheduling (as the scheduler)": section(
         _FLAGS,

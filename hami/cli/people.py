@@ -21,6 +21,7 @@ from hami.scheduler.settings import Settings
 
 if TYPE_CHECKING:
     from hami.inspect.cluster import InspectedCluster
+    from hami.inspect.explain import BoundReport, WaitingReport
     from hami.inspect.manifests import PodSource
     from hami.inspect.upgrade import AdmissionVerdict
     from hami.scheduler.admit import Admitted, Denied
@@ -152,18 +153,31 @@ def explain_command(
 
     First why; then the smallest changes with which the pod would fit, each tried with the scheduler's own decision;
     then the nearest nodes and what they lack, whom it would preempt, and what kube-scheduler said last. Needs the
-    right to list nodes and pods of the cluster; for gangs, also the right to get podgroups in their namespaces; and to
-    count with PodDisruptionBudgets, the right to list them. Of a pod that waits for claims which kube-scheduler
-    allocates, it shows what kube-scheduler said.
+    right to list nodes and pods of the cluster, or that the cluster has the API group inspect.hami.io; for gangs, also
+    the right to get podgroups in their namespaces; and to count with PodDisruptionBudgets, the right to list them. Of
+    a pod that waits for claims which kube-scheduler allocates, it shows what kube-scheduler said.
     """
+    from hami.cli.remote_explanation import remote_explanation
     from hami.inspect.claims import explain_claims, render_claims
     from hami.inspect.cluster import unknown_pod
     from hami.inspect.explain import explain_pod, render_report
     from hami.inspect.preemption import is_possible
+    from hami.inspect.read import MissingRight
+
+    def of_report(report: WaitingReport | BoundReport) -> Answer:
+        return Answer(
+            document=report,
+            text=lambda: render_report(report, detailed=verbose, wide=style.form == "wide"),
+            kind="PodExplanation",
+            name=f"pod/{name}",
+        )
 
     name, _ = pod_and_rest(words, 0)
     namespace = client.single_namespace("a pod has one namespace")
-    cluster = client.cluster()
+    try:
+        cluster = client.cluster()
+    except MissingRight as lacking:
+        return of_report(remote_explanation(client.connect(client), namespace, name, lacking))
     pod = cluster.pod_named(namespace, name) or client.find_pod(PodRef(namespace, name, ""))
     if pod is None:
         raise unknown_pod(cluster, namespace, name)
@@ -178,22 +192,16 @@ def explain_command(
             name=f"pod/{name}",
         )
     if pod.node_name:
-        report = explain_pod(cluster, pod, ())
-    else:
-        budgets = client.budgets() if pod.preempts and is_possible(cluster.view, pod) else ()
-        report = explain_pod(
-            cluster,
-            pod,
-            client.events(cluster.record, pod),
-            budgets=budgets,
-            pod_groups=client.pod_groups(),
-        )
-    return Answer(
-        document=report,
-        text=lambda: render_report(report, detailed=verbose, wide=style.form == "wide"),
-        kind="PodExplanation",
-        name=f"pod/{name}",
+        return of_report(explain_pod(cluster, pod, ()))
+    budgets = client.budgets() if pod.preempts and is_possible(cluster.view, pod) else ()
+    report = explain_pod(
+        cluster,
+        pod,
+        client.events(cluster.record, pod),
+        budgets=budgets,
+        pod_groups=client.pod_groups(),
     )
+    return of_report(report)
 
 
 def _waiting_claims(client: Client, cluster: InspectedCluster, pod: Pod) -> Sequence[str]:

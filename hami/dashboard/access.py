@@ -110,6 +110,18 @@ class Access:
             lambda: self._ask(lambda: reviewer.may_list_pods(viewer, namespace)),
         )
 
+    def check_pod(self, viewer: Identity, namespace: str, name: str) -> None:
+        """Raises: PageError unless *viewer* may get the pod."""
+        reviewer = self._reviewer
+        if reviewer is None or _NAMESPACE.fullmatch(namespace) is None:
+            raise PageError("expected the name of a namespace", 400)
+        may_get = self._rights.get(
+            (msgspec.json.encode(viewer, order="sorted"), namespace, name),
+            lambda: self._ask(lambda: reviewer.may_get_pod(viewer, namespace, name)),
+        )
+        if not may_get:
+            raise PageError(f'you may not get pods "{name}" in namespace {namespace}', 403)
+
     def _ask(self, ask: Callable[[], T]) -> T:
         """Asks the API server. Viewers without rights cannot occupy more than some of its connections."""
         if not self._free.acquire(timeout=5.0):

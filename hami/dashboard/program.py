@@ -6,6 +6,7 @@ import logging
 import time
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from hami.certificates.revision import CERTIFICATE, KEY, Lifetimes, revise
@@ -13,6 +14,9 @@ from hami.dashboard.access import Access
 from hami.dashboard.app import Dashboard, compile_templates, create_dashboard
 from hami.dashboard.caches import Poller, Renderings
 from hami.dashboard.explainer import explainer
+from hami.dashboard.front_proxy import REFRESH_S as FRONT_PROXY_S
+from hami.dashboard.front_proxy import FrontProxy
+from hami.dashboard.inspect_api import Explanations, create_inspect_api
 from hami.dashboard.live import LiveCluster
 from hami.dashboard.monitors import Monitors, use_poller
 from hami.dashboard.settings import DashboardSettings
@@ -26,6 +30,7 @@ from hami.dashboard.viewed_pods import (
 )
 from hami.dashboard.views import Views
 from hami.dra.watches import watch_devices
+from hami.inspect.read import Reader
 from hami.kube.api import Api
 from hami.kube.reviews import Reviews
 from hami.kube.watches import Watches
@@ -87,7 +92,9 @@ class DashboardProgram:
             "sizes of pods", partial(read_size, api), SIZE_LIMITS, clock=clock
         )
         self._pollers: list[Poller[Any, Any]] = [answers, uses, conditions, sizes]
-        tls = _tls(settings)
+        own = _own_certificate(settings)
+        tls = _tls(settings, own)
+        access = Access(Reviews(api) if tls is not None else None, clock=clock)
         self._app = create_dashboard(
             Dashboard(
                 Views(
@@ -97,7 +104,7 @@ class DashboardProgram:
                     condition=conditions.view,
                     size=sizes.view,
                 ),
-                Access(Reviews(api) if tls is not None else None, clock=clock),
+                access,
                 Renderings(clock=clock),
                 self._version,
                 self.unready_reason,
@@ -109,6 +116,20 @@ class DashboardProgram:
         self._work = Part(
             PeriodicTask("rows", self._refresh, REFRESH_S), *self._pollers, *self._watches.tasks
         )
+        self._servers = [self._server]
+        if settings.inspect_bind_address is not None:
+            front = FrontProxy(api, partial(_serving, settings, own))
+            self._work.tasks.append(PeriodicTask("front proxy", front.refresh, FRONT_PROXY_S))
+            explanations = Explanations(self._live, Reader(api.request).pod)
+            self._servers.append(
+                AppServer(
+                    "inspect API",
+                    settings.inspect_bind_address,
+                    create_inspect_api(front, access, explanations, self.unready_reason),
+                    flag="--inspect-bind-address",
+                    tls=front.context,
+                )
+            )
         if settings.dra != OFF:
             self._work.tasks.extend(watch_devices(api, claims))
 
@@ -116,14 +137,16 @@ class DashboardProgram:
         """Serves, and reads the cluster. Raises: HamiError if the address cannot be listened on."""
         set_switch_interval()
         collect_rarely()
-        self._server.start()
+        for server in self._servers:
+            server.start()
         self._work.start()
         compile_templates(self._app)
         log.info("serving", extra={"bind": "%s:%s" % self.address})
 
     def stop(self) -> None:
         """Stops all parts."""
-        self._server.stop()
+        for server in self._servers:
+            server.stop()
         self._work.stop()
         self._work.join(JOIN_S)
 
@@ -157,10 +180,8 @@ class DashboardProgram:
             self._live.node_rows()
 
 
-def _tls(settings: DashboardSettings) -> TlsContexts | None:
-    """Returns the certificate; ``None`` for an address that only this machine reaches."""
-    if settings.bind_address.is_loopback:
-        return None
+def _own_certificate(settings: DashboardSettings) -> bytes:
+    """Returns a certificate with its key (PEM) that ends with the process."""
     made = revise(
         {},
         names=[f"hami-dashboard.{settings.pod_namespace}.svc"],
@@ -170,10 +191,25 @@ def _tls(settings: DashboardSettings) -> TlsContexts | None:
         lifetimes=LIFETIMES,
     )
     assert made is not None  # there was no certificate
-    own = context_of(made.data[CERTIFICATE] + made.data[KEY])
+    return made.data[CERTIFICATE] + made.data[KEY]
+
+
+def _serving(settings: DashboardSettings, own: bytes) -> bytes:
+    """Returns the certificate with its key (PEM) of the files; *own* until they exist."""
+    try:
+        return Path(settings.cert_file).read_bytes() + Path(settings.key_file).read_bytes()
+    except OSError:
+        return own
+
+
+def _tls(settings: DashboardSettings, own: bytes) -> TlsContexts | None:
+    """Returns the certificate; ``None`` for an address that only this machine reaches."""
+    if settings.bind_address.is_loopback:
+        return None
+    context = context_of(own)
     if settings.cert_file:
-        return TlsContext(settings.cert_file, settings.key_file, until_made=own)
-    return lambda: own
+        return TlsContext(settings.cert_file, settings.key_file, until_made=context)
+    return lambda: context
 
 
 def serve(settings: DashboardSettings, store: Store) -> int:

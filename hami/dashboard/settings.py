@@ -24,6 +24,14 @@ class DashboardSettings(ClusterSettings):
             "HTTPS, to users whose bearer tokens may list pods.",
         ),
     ] = Address("127.0.0.1", 8445)
+    inspect_bind_address: Annotated[
+        Address | None,
+        Flag(
+            "--inspect-bind-address",
+            "Address of the API group inspect.hami.io, HTTPS, for an APIService. It trusts the "
+            "front proxy of the API server alone. Without it, it is not served.",
+        ),
+    ] = None
     cert_file: Annotated[
         File,
         Flag(
@@ -48,6 +56,10 @@ class DashboardSettings(ClusterSettings):
 
     def __post_init__(self) -> None:
         check_key_pair(self.cert_file, self.key_file)
+        if self.inspect_bind_address is not None and self.bind_address.is_loopback:
+            raise HamiError(
+                "--inspect-bind-address: requires a --bind-address that is not a loopback address"
+            )
         if self.monitor_port > 65_535:
             raise HamiError("--monitor-port: expected a port from 1 to 65535")
 

@@ -65,6 +65,9 @@ _EXCLUDED = frozenset(
 """Reasons of devices that the pod does not ask for."""
 
 
+WITHOUT_NAMES = "pods that you may not see"
+
+
 class Suggestion(ReportPart, frozen=True):
     """Changes with which the pod would fit *node*."""
 
@@ -443,7 +446,9 @@ def _others_on(cluster: InspectedCluster, pod: Pod, vendor: str, uuid: str) -> t
     """Returns the other pods on a device of the node of *pod*."""
     others: set[str] = set()
     for other, _ in cluster.holders(pod.node_name, vendor, uuid):
-        if other is not None and other.ref != pod.ref:
+        if other is None:
+            others.add(WITHOUT_NAMES)
+        elif other.ref != pod.ref:
             others.add(str(other.ref))
     return tuple(sorted(others))
 

@@ -48,12 +48,21 @@ class Reviews:
 
     def may_list_pods(self, who: Identity, namespace: str) -> bool:
         """Reports whether *who* may list the pods of *namespace*; of all namespaces if it is empty."""
+        return self._may(who, {"verb": "list", "resource": "pods", "namespace": namespace})
+
+    def may_get_pod(self, who: Identity, namespace: str, name: str) -> bool:
+        """Reports whether *who* may get a pod."""
+        return self._may(
+            who, {"verb": "get", "resource": "pods", "namespace": namespace, "name": name}
+        )
+
+    def _may(self, who: Identity, attributes: Mapping[str, str]) -> bool:
         spec = {
             "user": who.username,
             "uid": who.uid,
             "groups": who.groups,
             "extra": who.extra,
-            "resourceAttributes": {"verb": "list", "resource": "pods", "namespace": namespace},
+            "resourceAttributes": attributes,
         }
         status = self._create("authorization.k8s.io/v1", "SubjectAccessReview", spec)
         return status.allowed and not status.denied

@@ -20,7 +20,7 @@ from typing import Any
 
 from hami.errors import HamiError
 from hami.runtime.options import Address
-from hami.web.rights import ClientRight, right_of_certificate
+from hami.web.rights import ClientRight, common_name, right_of_certificate
 
 PIECE = 65_536  # bytes that are read at a time, and that are drained before a connection is closed
 LINGER_S = 1.0  # for which a client may still send after its answer
@@ -47,6 +47,13 @@ def without_turn() -> Iterator[None]:
             yield
         finally:
             connection.deadlines.extend(time.monotonic() - begun)
+
+
+def client_name(connection: Connection) -> str:
+    """Returns the common name of the client's certificate, which was verified; empty if it has none."""
+    if isinstance(connection._socket, ssl.SSLSocket):
+        return common_name(connection._socket)
+    return ""
 
 
 class Turn:

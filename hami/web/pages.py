@@ -24,12 +24,17 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from prometheus_client.exposition import gzip_accepted
 
-from hami.web.connections import Connection, TlsContexts, listen
+from hami.web.connections import Connection, TlsContexts, client_name, listen
 
 log = logging.getLogger(__name__)
 
 CLIENTS = 16  # connections at a time; Prometheus uses one or two
 POLL_S = 0.1  # between two checks for a stop
+CLIENT_NAME = "hami.client-name"
+"""Key of a WSGI environment: the common name of the client's certificate, which was verified; empty without one."""
+CLIENT_HEADERS = "hami.client-headers"
+"""Key of a WSGI environment: the headers as they came. The environment itself joins those of one name by commas, and
+takes ``_`` in a name for ``-``."""
 LINE_LIMIT = 65_536  # bytes of a request line
 
 
@@ -301,7 +306,11 @@ class _Handler(WSGIRequestHandler):
             self.send_error(414)
         elif self.raw_requestline and self.parse_request():
             streams: tuple[Any, Any, Any] = self.rfile, self.wfile, self.get_stderr()
-            _Exchange(*streams, self.get_environ(), multithread=True).run(self.server.app)
+            environ = self.get_environ() | {
+                CLIENT_NAME: client_name(self.request),
+                CLIENT_HEADERS: self.headers,
+            }
+            _Exchange(*streams, environ, multithread=True).run(self.server.app)
         self.request.finish()
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -97,6 +97,17 @@ def right_of_certificate(client: ssl.SSLSocket) -> ClientRight:
     return context.right_of(client) if isinstance(context, ServerContext) else ClientRight.EXTENDER
 
 
+def common_name(client: ssl.SSLSocket) -> str:
+    """Returns the last common name of the certificate of *client*, as Go does; empty if it has none."""
+    certificate: Mapping[str, Any] = client.getpeercert() or {}
+    name = ""
+    for part in certificate.get("subject", ()):
+        for kind, text in part:
+            if kind == "commonName":
+                name = str(text)
+    return name
+
+
 def _chain(client: ssl.SSLSocket, which: str) -> list[bytes]:
     """Returns certificates (DER), that of *client* first: the *verified* ones up to the CA, or the *unverified* ones
     that it has sent. None of them is known if it has resumed a session."""

@@ -133,13 +133,17 @@ class TlsContext:
         return authorities
 
 
-def context_of(pem: bytes) -> ssl.SSLContext:
-    """Returns the context of a certificate and its key, which stay in memory."""
+def context_of(pem: bytes, *, client_ca: str = "") -> ssl.SSLContext:
+    """Returns the context of a certificate and its key, which stay in memory. *client_ca* (PEM): clients need a
+    certificate of it."""
     context = _new_context()
     with open(os.memfd_create("tls"), "wb") as file:
         file.write(pem)
         file.flush()
         context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+    if client_ca:
+        context.load_verify_locations(cadata=client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 

@@ -51,6 +51,10 @@ class Rights:
         allowed = self.may.get(viewer.username, ())
         return namespace in allowed or "" in allowed
 
+    def may_get_pod(self, viewer, namespace, name):
+        self.reviewed.append((viewer, namespace, name))
+        return self.may_list_pods(viewer, namespace)
+
 
 class Stage:
     """A dashboard with these objects. *rights*: ``None`` for a loopback address. *options*: of the store."""

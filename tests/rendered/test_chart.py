@@ -111,6 +111,11 @@ SETTINGS: dict[str, tuple[str, list[str], Object]] = {
     "selinux": ("overlays/self-signed", ["selinux"], {"selinux": {"enabled": True}}),
     "strict": ("overlays/self-signed", ["strict"], {"device-config": {"content": STRICT}}),
     "dashboard": ("overlays/self-signed", ["dashboard"], {"dashboard": {"enabled": True}}),
+    "inspect-api": (
+        "overlays/self-signed",
+        ["dashboard", "inspect-api"],
+        {"dashboard": {"enabled": True, "inspectApi": True}},
+    ),
     "dra": ("overlays/self-signed", ["dra"], {"dra": {"enabled": True}}),
     "dra-allocate": (
         "overlays/self-signed",
