@@ -7,7 +7,7 @@ import hashlib
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -209,6 +209,7 @@ class Poller(Task, Generic[K, V]):
         self._pool = ThreadPoolExecutor(limits.at_once, f"dashboard-{name}")
         self._lock = threading.Lock()  # guards all that follows; not held during a poll
         self._values = _Recent[K, _PolledValue[V]](limits.values)
+        self._arrived = threading.Condition(self._lock)  # notified when there is a value
         self.changes = 0
         """How often what is shown has changed."""
 
@@ -222,6 +223,17 @@ class Poller(Task, Generic[K, V]):
             polled.viewed = now
             self._values.use(key, polled)
             return polled.value if now < polled.until else None
+
+    def wait(self, keys: Collection[K], seconds: float) -> None:
+        """Waits until there is a value of each of *keys*, which are polled from now on, for so many seconds at most."""
+        for key in keys:
+            self.view(key)
+        with self._arrived:
+            self._arrived.wait_for(lambda: all(map(self._has_value, keys)), seconds)
+
+    def _has_value(self, key: K) -> bool:
+        polled = self._values.get(key)
+        return polled is None or polled.value is not None
 
     def due(self) -> list[K]:
         """Returns the keys to poll now, those that wait for longest first. Drops values that are too old."""
@@ -256,6 +268,7 @@ class Poller(Task, Generic[K, V]):
                     now + self._limits.shown,
                     version,
                 )
+                self._arrived.notify_all()
 
     def step(self) -> float:
         """Polls some of what is due. Values are fetched at the same time, and parsed here one after the other."""

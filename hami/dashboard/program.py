@@ -50,6 +50,7 @@ from hami.web.tls import TlsContext, context_of
 log = logging.getLogger(__name__)
 
 REFRESH_S = 2.0  # between two looks at what has timed out, and at nodes that have changed
+ANSWERS_S = 0.3  # that a page waits for explanations of pods that nobody has viewed yet
 AGES_S = 60  # after which ages are rendered again
 JOIN_S = 1.0  # for each thread at the end
 LIFETIMES = Lifetimes(serving=timedelta(days=3650))  # of a certificate that ends with the process
@@ -103,6 +104,7 @@ class DashboardProgram:
                     uses=uses.view,
                     condition=conditions.view,
                     size=sizes.view,
+                    expect=partial(answers.wait, seconds=ANSWERS_S),
                 ),
                 access,
                 Renderings(clock=clock),

@@ -208,7 +208,8 @@ class Views:
     """The pages about *live*. The thread that renders calls them, one at a time.
 
     *explain*: returns the answer to a question, *uses* the use of a node's cards, *condition* why kube-scheduler does
-    not place a pod, *size* what the annotations of a bound pod say; ``None`` if it is not known.
+    not place a pod, *size* what the annotations of a bound pod say; ``None`` if it is not known. *expect*: is called
+    with the questions of a page, before they are asked, and may wait a moment for the answers.
     """
 
     def __init__(
@@ -219,12 +220,14 @@ class Views:
         uses: Callable[[str], Uses | None],
         condition: Callable[[PodRef], SchedulingCondition | None],
         size: Callable[[PodRef], PodSize | None],
+        expect: Callable[[Sequence[Question]], None] = lambda questions: None,
     ) -> None:
         self._live = live
         self._explain = explain
         self._uses = uses
         self._condition = condition
         self._size = size
+        self._expect = expect
 
     def nodes(self, scope: Scope, query: NodeQuery) -> NodeList:
         """Returns a page of nodes with their cards."""
@@ -261,6 +264,7 @@ class Views:
         pods.sort(key=lambda pod: (pod.created, pod.ref.namespace, pod.ref.name))
         shown, page, pages = paged(pods, page, PENDING_A_PAGE)
         cluster = self._live.cluster([], scope)
+        self._expect([Question.of(pod, scope) for pod in shown])
         return WaitingList(
             tuple(self._waiting(cluster, pod, scope) for pod in shown), len(pods), page, pages
         )
@@ -345,6 +349,7 @@ class Views:
             cards = self._cards(booking, scope)
             size = self._size(record.ref)
         elif waiting is not None:
+            self._expect([Question.of(waiting, scope)])
             waits = msgspec.structs.replace(
                 self._waiting(cluster, waiting, scope), condition=self._condition(waiting.ref)
             )

@@ -59,7 +59,9 @@ class Rights:
 class Stage:
     """A dashboard with these objects. *rights*: ``None`` for a loopback address. *options*: of the store."""
 
-    def __init__(self, nodes=(), pods=(), quotas=(), rights=None, unready="", **options):
+    def __init__(
+        self, nodes=(), pods=(), quotas=(), rights=None, unready="", expect=None, **options
+    ):
         self.monitors = {}  # metrics pages by node
         self.conditions = {}  # by name of a pod
         self.sizes = {}  # likewise
@@ -86,6 +88,7 @@ class Stage:
             uses=self.uses.view,
             condition=self.conditions_polled.view,
             size=self.sizes_polled.view,
+            expect=expect or (lambda questions: None),
         )
         self.app = create_dashboard(
             Dashboard(

@@ -20,6 +20,7 @@ from hami.inspect.top import NAMESPACES, namespace_rows, node_rows, pod_rows
 from testing.builders import content
 from testing.cases import cases
 from testing.fake_api import bound, node, pending
+from testing.nodes import gpu
 from testing.records import some_record
 from testing.replicas import Clock
 from tests.dashboard.stage import NOW, Stage
@@ -245,3 +246,27 @@ def test_pages(items, page, expected):
 )
 def test_texts(made, expected):
     assert made == expected
+
+
+def test_a_page_waits_for_an_explanation_until_it_is_there():
+    stage = Stage([node("n1", gpu())], [pending("waits", gpu=1, gpumem=99_999)])
+    (pod,) = stage.cache.pods.waiting()
+    question = Question.of(pod, Scope())
+    stage.explainer.wait([question], 0.0)  # nobody answers yet
+    assert stage.explainer.view(question) is None
+    stage.explainer.start()
+    stage.explainer.wait([question], 60.0)
+    assert stage.explainer.view(question) is not None
+    stage.explainer.stop()
+    stage.explainer.join(60.0)
+
+
+@pytest.mark.parametrize("path", ["/pending", "/pods/default/waits"])
+def test_pages_expect_the_answers_that_they_ask_for(path):
+    expected = []
+    stage = Stage(
+        [node("n1", gpu())], [pending("waits", gpu=1, gpumem=99_999)], expect=expected.append
+    )
+    stage.ask(path)
+    ((question,),) = expected
+    assert question.pod.ref.name == "waits"

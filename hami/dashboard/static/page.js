@@ -5,7 +5,7 @@
 (() => {
   const live = document.getElementById("live");
   if (!live) return;
-  const OFTEN = 1500, USUAL = 5000, SELDOM = 30000;  // milliseconds between two questions
+  const OFTEN = 500, USUAL = 5000, SELDOM = 30000;  // milliseconds between two questions
   const TYPING = 250;  // milliseconds without a key, after which a filter is applied
   const pause = document.getElementById("pause");
   const updated = document.getElementById("updated");
