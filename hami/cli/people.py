@@ -140,15 +140,19 @@ def _show(text: str, namespace: str) -> None:
 hami explain train-0
 hami explain pod/train-0 -n team-a
 hami explain pod train-0 -v
+hami explain train-0 -w
 """,
 )
 @pod_argument()
 @click.option(
     "-v", "--verbose", is_flag=True, help="Show the nearest nodes and cards; -o wide shows all."
 )
+@click.option(
+    "-w", "--watch", is_flag=True, help="Show it again whenever it changes, until Ctrl-C."
+)
 def explain_command(
-    *, client: Client, style: Style, words: tuple[str, ...], verbose: bool
-) -> Answer:
+    *, client: Client, style: Style, words: tuple[str, ...], verbose: bool, watch: bool
+) -> Answer | None:
     """Explain why a pod waits and what would help, or what a bound pod holds and with whom.
 
     First why; then the smallest changes with which the pod would fit, each tried with the scheduler's own decision;
@@ -157,6 +161,41 @@ def explain_command(
     the right to get podgroups in their namespaces; and to count with PodDisruptionBudgets, the right to list them. Of
     a pod that waits for claims which kube-scheduler allocates, it shows what kube-scheduler said.
     """
+    name, _ = pod_and_rest(words, 0)
+    namespace = client.single_namespace("a pod has one namespace")
+
+    def explain() -> Answer:
+        return _explanation(client, style, PodRef(namespace, name, ""), verbose=verbose)
+
+    if not watch:
+        return explain()
+    if client.snapshot:
+        raise HamiError("-w needs a cluster: a snapshot does not change")
+    if style.is_document:
+        raise HamiError("-w shows text: leave out -o json and other documents")
+    _follow(client, namespace, name, explain)
+    return None
+
+
+def _follow(client: Client, namespace: str, name: str, explain: Callable[[], Answer]) -> None:
+    """Prints the answer of *explain* whenever it has changed."""
+    from hami.cli.following import LONGEST_S, PodWatch, follow
+    from hami.kube.api import Api
+
+    api = Api.connect(client.access, pool=1)
+
+    def streams(path: str, query: Mapping[str, str]) -> Any:
+        return api.stream(path, query, read_timeout=2.0 * LONGEST_S)
+
+    def document_and_text() -> tuple[object, str]:
+        answer = explain()
+        return answer.document, answer.text()
+
+    follow(document_and_text, PodWatch(streams, namespace, name).wait)
+
+
+def _explanation(client: Client, style: Style, ref: PodRef, *, verbose: bool) -> Answer:
+    """Returns the explanation of a pod. Raises: HamiError."""
     from hami.cli.remote_explanation import remote_explanation
     from hami.inspect.claims import explain_claims, render_claims
     from hami.inspect.cluster import unknown_pod
@@ -169,18 +208,18 @@ def explain_command(
             document=report,
             text=lambda: render_report(report, detailed=verbose, wide=style.form == "wide"),
             kind="PodExplanation",
-            name=f"pod/{name}",
+            name=f"pod/{ref.name}",
         )
 
-    name, _ = pod_and_rest(words, 0)
-    namespace = client.single_namespace("a pod has one namespace")
     try:
         cluster = client.cluster()
     except MissingRight as lacking:
-        return of_report(remote_explanation(client.connect(client), namespace, name, lacking))
-    pod = cluster.pod_named(namespace, name) or client.find_pod(PodRef(namespace, name, ""))
+        return of_report(
+            remote_explanation(client.connect(client), ref.namespace, ref.name, lacking)
+        )
+    pod = cluster.pod_named(ref.namespace, ref.name) or client.find_pod(ref)
     if pod is None:
-        raise unknown_pod(cluster, namespace, name)
+        raise unknown_pod(cluster, ref.namespace, ref.name)
     claims = _waiting_claims(client, cluster, pod)
     if claims:
         events = client.events(cluster.record, pod)
@@ -189,7 +228,7 @@ def explain_command(
             document=of_claims,
             text=lambda: render_claims(of_claims),
             kind="PodExplanation",
-            name=f"pod/{name}",
+            name=f"pod/{ref.name}",
         )
     if pod.node_name:
         return of_report(explain_pod(cluster, pod, ()))

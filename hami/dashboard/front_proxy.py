@@ -42,7 +42,7 @@ _NAMES = msgspec.json.Decoder(tuple[str, ...])
 
 @dataclass(frozen=True, slots=True)
 class ProxyTrust:
-    """What the API server publishes about its front proxy. *ca*: PEM. *names*: allowed common names; empty: all.
+    """The front proxy as the API server publishes it. *ca*: PEM. *names*: allowed common names; empty: all.
 
     *users*, *groups*, *uids*: headers. *extras*: the beginnings of headers.
     """
@@ -85,7 +85,7 @@ def parse_trust(body: bytes) -> ProxyTrust:
 
 
 class FrontProxy:
-    """What is known about the front proxy. `refresh` reads it; threads may share it.
+    """The front proxy that is trusted. `refresh` reads who that is; threads may share it.
 
     *serving*: returns the certificate of this server with its key (PEM).
     """

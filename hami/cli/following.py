@@ -1,0 +1,103 @@
+"""``explain -w``: the explanation of a pod again and again, as often as it says something else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+from urllib.parse import quote
+
+import click
+import msgspec
+
+from hami.errors import ClusterError
+
+LONGEST_S = 30  # until the pod is explained again although it has not changed: others have
+PAUSE_S = 2.0  # between two explanations, at least
+UNTOLD = frozenset({"ageSeconds", "boundSeconds", "events"})
+"""Fields of an explanation that change by themselves: how long something has lasted, and how often it was tried."""
+
+Streams = Callable[[str, Mapping[str, str]], AbstractContextManager[Iterator[bytes]]]
+"""Opens a watch of a path with a query. Entering it raises ClusterError."""
+
+
+class _WatchedMeta(msgspec.Struct, rename="camel", frozen=True):
+    resource_version: str = ""
+
+
+class _WatchedObject(msgspec.Struct, frozen=True):
+    metadata: _WatchedMeta = _WatchedMeta()
+
+
+class _PodChange(msgspec.Struct, frozen=True):
+    object: _WatchedObject = _WatchedObject()
+
+
+_CHANGE = msgspec.json.Decoder(_PodChange)
+
+
+class PodWatch:
+    """Waits for changes of one pod. *pause*: is called with the seconds to wait where it cannot be watched."""
+
+    def __init__(
+        self,
+        streams: Streams,
+        namespace: str,
+        name: str,
+        *,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._streams = streams
+        self._path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
+        self._query = {
+            "watch": "true",
+            "fieldSelector": f"metadata.name={name}",
+            "timeoutSeconds": str(LONGEST_S),
+        }
+        self._pause = pause
+        self._version = ""
+
+    def wait(self) -> None:
+        """Returns when the pod has changed, or after LONGEST_S seconds."""
+        self._pause(PAUSE_S)
+        try:
+            with self._streams(self._path, self._query) as lines:
+                for line in lines:
+                    # the first event is the pod as it is
+                    version = _CHANGE.decode(line).object.metadata.resource_version
+                    is_new = self._version not in ("", version)
+                    self._version = version
+                    if is_new:
+                        return
+        except (ClusterError, msgspec.DecodeError):
+            self._pause(LONGEST_S)
+
+
+def follow(explain: Callable[[], tuple[object, str]], wait: Callable[[], None]) -> None:
+    """Prints what *explain* returns as text whenever the document beside it differs, until Ctrl-C.
+
+    Raises: what *explain* raises, such as that the pod is gone.
+    """
+    last: object = None
+    try:
+        while True:
+            document, text = explain()
+            told = _told(msgspec.to_builtins(document))
+            if told != last:
+                if last is not None:
+                    click.echo()
+                click.echo(text)
+                last = told
+            wait()
+    except KeyboardInterrupt:
+        return
+
+
+def _told(value: Any) -> Any:
+    """Returns a document without the fields that change by themselves."""
+    if isinstance(value, dict):
+        return {key: _told(item) for key, item in value.items() if key not in UNTOLD}
+    if isinstance(value, list | tuple):
+        return [_told(item) for item in value]
+    return value
