@@ -461,9 +461,7 @@ def test_in_a_browser(sandbox, site, monitor_port):
             for scheme in SCHEMES:
                 with Visit.started(started, width=width, scheme=scheme) as visit:
                     for kind in (
-                        PAGES
-                        if scheme == "light" or width == WIDTHS[-1]
-                        else ("cards", "pending")
+                        PAGES if scheme == "light" or width == WIDTHS[-1] else ("cards", "pending")
                     ):
                         visit.page.goto(site.base + PAGES[kind].format(**names))
                         visit.picture(PICTURES / f"{kind}-{width}-{scheme}.png")
