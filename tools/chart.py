@@ -71,6 +71,7 @@ RULES: dict[str, dict[str, object]] = {
     "scheduler.service.monitorPort": PORT,
     "devicePlugin.service.httpPort": PORT,
     "scheduler.replicas": {"minimum": 1},
+    "dashboard.replicas": {"minimum": 1},
     "scheduler.defaultSchedulerPolicy.nodeSchedulerPolicy": {"enum": [*NODE_POLICIES]},
     "scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy": {"pattern": DEVICE_POLICY},
     "scheduler.admissionWebhook.failurePolicy": {"enum": ["Ignore", "Fail"]},

@@ -87,8 +87,9 @@ def _of_mappings(
             yield from _operations(old[key], value, (*path, key))
         else:
             yield _Operation("add", (*path, key), value)
-    for key in sorted(old.keys() - new.keys()):
-        yield _Operation("remove", (*path, key))
+    for key in old:
+        if key not in new:
+            yield _Operation("remove", (*path, key))
 
 
 def _of_lists(old: list[yaml.Node], after: yaml.SequenceNode, path: Path) -> Iterator[_Operation]:

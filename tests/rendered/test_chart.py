@@ -1322,7 +1322,33 @@ def open_values(text: str) -> Object:
         "matchExpressions": [{"key": "b", "operator": "In", "values": [text]}],
     }
     notes = {"labels": {"a": text}, "annotations": {"b": text}}
+    pod = {
+        "podLabels": {"a": text},
+        "podAnnotations": {"a": text},
+        "podSecurityContext": {"seLinuxOptions": {"level": text}},
+        "affinity": {"podAffinity": {"a": text}},
+        "topologySpreadConstraints": [{"topologyKey": text}],
+        "volumes": [{"name": text}],
+        "serviceAccount": {"annotations": {"a": text}},
+    }
+    container = {
+        "volumeMounts": [{"name": text}],
+        "securityContext": {"seLinuxOptions": {"level": text}},
+        "livenessProbe": {"a": text},
+    }
+    env = [{"name": "A", "value": text}]
     return {
+        "commonLabels": {"c": text},
+        "dashboard": {
+            **pod,
+            **container,
+            "enabled": True,
+            "extraEnv": env,
+            "nodeSelector": {"a": text},
+            "tolerations": [{"key": text}],
+            "strategy": {"type": text},
+            "ingress": {"enabled": True, "host": "example.com", "annotations": {"a": text}},
+        },
         "global": {
             **notes,
             "imagePullSecrets": [text],
@@ -1330,14 +1356,17 @@ def open_values(text: str) -> Object:
             "managedNodeSelector": {"a": text},
         },
         "scheduler": {
+            **pod,
+            "strategy": {"type": text},
             "nodeSelector": {"a": text},
-            "podAnnotations": {"a": text},
             "tolerations": [{"key": text}],
             "extender": {
+                **container,
+                "extraEnv": env,
                 "resources": {"limits": {"cpu": text}},
                 "extraArgs": [f"--scheduler-name={text}"],
             },
-            "kubeScheduler": {"extraNewArgs": [f"--v={text}"]},
+            "kubeScheduler": {**container, "extraEnv": env, "extraNewArgs": [f"--v={text}"]},
             "service": notes,
             "admissionWebhook": {
                 "whitelistNamespaces": [text],
@@ -1346,7 +1375,8 @@ def open_values(text: str) -> Object:
             },
         },
         "devicePlugin": {
-            "podAnnotations": {"a": text},
+            **pod,
+            **container,
             "nvidiaNodeSelector": {"a": text},
             "service": notes,
             "tolerations": [{"key": text}],
@@ -1354,7 +1384,9 @@ def open_values(text: str) -> Object:
             "extraEnvs": [{"name": "A", "value": text}],
             "extraArgs": [f"--node-name={text}"],
             "monitor": {
-                "extraEnvs": [{"name": "A", "value": text}],
+                **pod,
+                **container,
+                "extraEnvs": env,
                 "resources": {"limits": {"a": text}},
                 "extraArgs": [f"--node-name={text}"],
             },

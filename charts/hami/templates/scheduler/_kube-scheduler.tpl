@@ -5,7 +5,7 @@ apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
 leaderElection:
   leaderElect: {{ .Values.scheduler.leaderElect }}
-  resourceName: {{ .Values.schedulerName }}
+  resourceName: {{ toYaml .Values.schedulerName }}
   leaseDuration: 10s
   renewDeadline: 7s
   retryPeriod: 2s
@@ -22,10 +22,10 @@ percentageOfNodesToScore: 100
 podMaxBackoffSeconds: 60
 {{- end }}
 profiles:
-- schedulerName: {{ .Values.schedulerName }}
+- schedulerName: {{ toYaml .Values.schedulerName }}
 {{- if .Values.dra.allocate }}
 # the same for pods whose claims the extender makes when it binds them
-- schedulerName: {{ .Values.schedulerName }}-claims
+- schedulerName: {{ printf "%s-claims" .Values.schedulerName | toYaml }}
   plugins:
     multiPoint:
       disabled:
