@@ -14,7 +14,7 @@ import urllib3
 
 from testing.browser import SCHEMES, WIDTHS, Visit, browser, missing
 from testing.cluster import MANIFESTS, LocalCluster
-from testing.dashboard import COMPONENT, dashboard
+from testing.dashboard import COMPONENT, dashboard, publish
 from testing.eventually import eventually
 from testing.kube import Kube, write_kubeconfig
 from testing.measured import MonitorProcess, announced, own_address, served
@@ -332,7 +332,7 @@ def test_a_user_of_one_namespace_sees_that_of_the_cluster(sandbox, local, guarde
     sandbox.started()
     guarded.ready()
     kube, port = sandbox.kube, int(guarded.base.rpartition(":")[2])
-    in_front_of_it(kube, port)
+    publish(kube, {8445: port})
     kubeconfig = write_kubeconfig(local.kubeconfig, tokens["own"], local.folder / "own.kubeconfig")
     may_open_it(kube, sandbox.namespace)
     with on_this_machine(kubeconfig, local.folder) as site:
@@ -371,31 +371,6 @@ def answered(site: Site, path: str) -> urllib3.BaseHTTPResponse | None:
         answer = site.ask(path)
         return answer if answer.status == 200 else None
     return None
-
-
-def in_front_of_it(kube: Kube, port: int) -> None:
-    """Makes the Service of the dashboard, which leads to *port* of this machine."""
-    meta = {"name": "hami-dashboard"}
-    kube.create(
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": meta,
-            "spec": {"ports": [{"name": "https", "port": 8445, "targetPort": port}]},
-        },
-        NAMESPACE,
-    )
-    kube.create(
-        {
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "addressType": "IPv4",
-            "metadata": meta | {"labels": {"kubernetes.io/service-name": "hami-dashboard"}},
-            "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
-            "endpoints": [{"addresses": [own_address()], "conditions": {"ready": True}}],
-        },
-        NAMESPACE,
-    )
 
 
 def segments(site: Site, path: str) -> list[Object]:

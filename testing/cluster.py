@@ -85,11 +85,13 @@ class LocalCluster:
         audited: bool = False,
         durable: bool = True,
         options: Mapping[str, str] | None = None,
+        api_server: Mapping[str, str] | None = None,
         stages: Sequence[Path] = (),
     ) -> None:
         self.folder = folder
         self._stages = stages
         self._options = dict(options or {})
+        self._api_server = dict(api_server or {})
         self._audited = audited
         self._durable = durable
         self.binaries = programs
@@ -113,6 +115,7 @@ class LocalCluster:
         audited: bool = False,
         durable: bool = True,
         options: Mapping[str, str] | None = None,
+        api_server: Mapping[str, str] | None = None,
         stages: Sequence[Path] = (),
         say: Callable[[str], None] | None = None,
     ) -> Iterator[LocalCluster]:
@@ -120,8 +123,9 @@ class LocalCluster:
 
         *adjust* may change the configuration of kube-scheduler before the start; *extender* False omits the extender.
         *audited*: the API server logs the requests of HAMi's accounts. *durable* False: etcd waits for no disk; a
-        killed process loses nothing by that. *options*: of kwokctl, such as feature gates. *stages*: files with
-        more stages of kwok, which come first if they have a weight. *say* receives progress lines of a first build.
+        killed process loses nothing by that. *options*: of kwokctl, such as feature gates. *api_server*: flags of the
+        API server. *stages*: files with more stages of kwok, which come first if they have a weight. *say* receives
+        progress lines of a first build.
         The extender is expected at ``cluster.extender_port`` and the webhook at ``cluster.webhook_port``; neither needs
         to run yet.
         """
@@ -136,6 +140,7 @@ class LocalCluster:
                 audited=audited,
                 durable=durable,
                 options=options,
+                api_server=api_server,
                 stages=stages,
             )
             try:
@@ -214,6 +219,7 @@ class LocalCluster:
             },
             # kwokctl's binary runtime always sets manage-all-nodes, but real nodes may join this cluster
             "componentsPatches": [
+                *self._patches_of_api_server(),
                 {
                     "name": "kwok-controller",
                     "extraArgs": [
@@ -240,6 +246,16 @@ class LocalCluster:
                 ),
             ],
         }
+
+    def _patches_of_api_server(self) -> list[Object]:
+        """Returns what gives the API server its flags."""
+        if not self._api_server:
+            return []
+        flags = [
+            {"key": key, "value": value, "override": True}
+            for key, value in self._api_server.items()
+        ]
+        return [{"name": "kube-apiserver", "extraArgs": flags}]
 
     def _kwokctl(self, *words: str) -> subprocess.CompletedProcess[str]:
         config = self.folder / "kwok.yaml"

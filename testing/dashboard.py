@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from testing.cluster import MANIFESTS
+from testing.kube import Kube
+from testing.measured import own_address
+from testing.pods import pod
 from testing.processes import Program
 from testing.scheduler import NAMESPACE, shipped_flags
 
@@ -44,3 +47,48 @@ def dashboard(kubeconfig: Path, folder: Path, port: int, **flags: str) -> Iterat
         yield program
     finally:
         program.stop()
+
+
+def publish(kube: Kube, ports: Mapping[int, int]) -> None:
+    """Makes the Service of the dashboard. *ports*: of this machine, by those of the Service. The API server only
+    forwards to addresses of pods, so there is one with the address of this machine."""
+    name = "hami-dashboard"
+    kube.create(pod(name, node_name="nowhere"), NAMESPACE)
+    address = {"podIP": own_address(), "podIPs": [{"ip": own_address()}], "phase": "Running"}
+    kube.merge_patch("Pod", name, {"status": address}, NAMESPACE, subresource="status")
+    kube.create(
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": name},
+            "spec": {
+                "ports": [
+                    {"name": f"port-{port}", "port": port, "targetPort": target}
+                    for port, target in ports.items()
+                ]
+            },
+        },
+        NAMESPACE,
+    )
+    target = {"kind": "Pod", "name": name, "namespace": NAMESPACE}
+    kube.call(
+        "POST",
+        f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices",
+        {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "addressType": "IPv4",
+            "metadata": {"name": name, "labels": {"kubernetes.io/service-name": name}},
+            "ports": [
+                {"name": f"port-{port}", "port": target, "protocol": "TCP"}
+                for port, target in ports.items()
+            ],
+            "endpoints": [
+                {
+                    "addresses": [own_address()],
+                    "conditions": {"ready": True},
+                    "targetRef": target,
+                }
+            ],
+        },
+    )

@@ -25,6 +25,8 @@ PEOPLE = dict.fromkeys(
     ("audit", "capacity", "explain", "replay", "simulate", "snapshot", "top"), "hami.cli.people"
 ) | {"resize": "hami.cli.resize", "options": "hami.cli.client"}
 """The commands for people, and the module that has them."""
+LOCAL = {"dashboard": "hami.cli.local_dashboard"}
+"""Commands for people that only the plugin has: hami's own of this name is the program in the cluster."""
 PLUGIN = "kubectl hami"
 """The plugin of kubectl, as it is called."""
 TROUBLE = 2
@@ -46,7 +48,11 @@ class Command(click.Command):
                 raise  # click ends the process
             message = _reason_of(error)
         click.echo(f"error: {printable(' '.join(message.splitlines()))}", err=True)
-        ctx.exit(TROUBLE if ctx.invoked_subcommand in PEOPLE else 1)
+        ctx.exit(TROUBLE if self.is_for_people(ctx.invoked_subcommand) else 1)
+
+    def is_for_people(self, name: str | None) -> bool:
+        """Reports whether the command *name* is one for people."""
+        return name in PEOPLE
 
 
 def _reason_of(error: OSError) -> str:
@@ -67,6 +73,11 @@ class Commands(Command, click.Group):
         command is asked for: all of them together would take a program 0.1 s at its start."""
         super().__init__(*args, **options)
         self._modules = modules or {}
+
+    def is_for_people(self, name: str | None) -> bool:
+        """Reports whether the command *name* is one for people: hami's dashboard is a program, that of the plugin is
+        not."""
+        return self._modules.get(name or "") in (*PEOPLE.values(), *LOCAL.values())
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Returns the names of the commands."""

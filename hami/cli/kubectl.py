@@ -13,14 +13,10 @@ import click
 from click.shell_completion import ShellComplete
 
 from hami import __version__
-from hami.cli.group import PEOPLE, PLUGIN, Commands, run
+from hami.cli.group import LOCAL, PEOPLE, PLUGIN, Commands, run
 
 NO_FILES = ":4"  # the last line of a completion: ShellCompDirectiveNoFileComp
 WITH_FILES = ":0"
-
-
-LOCAL = {"dashboard": "hami.cli.local_dashboard"}
-"""Commands that only the plugin has: hami's own of this name is the program in the cluster."""
 
 
 @click.group(

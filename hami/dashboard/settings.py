@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from hami.errors import HamiError
-from hami.runtime.options import Address, File, Flag, Value, whole_number
+from hami.runtime.options import ADDRESS, Address, File, Flag, Value, whole_number
 from hami.runtime.settings import ClusterSettings, check_key_pair, cluster_values
 
 
@@ -26,6 +26,7 @@ class DashboardSettings(ClusterSettings):
     ] = Address("127.0.0.1", 8445)
     inspect_bind_address: Annotated[
         Address | None,
+        ADDRESS,
         Flag(
             "--inspect-bind-address",
             "Address of the API group inspect.hami.io, HTTPS, for an APIService. It trusts the "

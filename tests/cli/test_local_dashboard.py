@@ -5,9 +5,11 @@ import socket
 from dataclasses import replace
 
 import pytest
+from click.testing import CliRunner
 
-from hami.cli import local_dashboard
+from hami.cli import local_dashboard, main
 from hami.cli.client import Client, connect_api
+from hami.cli.kubectl import kubectl_main
 from hami.cli.local_dashboard import may_see_all
 from hami.dashboard.forwarder import SERVICE, Forwarder
 from hami.errors import HamiError
@@ -109,3 +111,28 @@ def test_no_browser_is_started_in_a_terminal(monkeypatch, environment, expected)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert local_dashboard.has_screen() is expected
+
+
+def test_a_snapshot_has_no_dashboard():
+    result = CliRunner().invoke(kubectl_main, ["dashboard", "--snapshot=x"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "not a snapshot" in result.stderr
+
+
+@cases(
+    "flags, text",
+    (["--bind-address=:0"], ""),
+    (["--bind-address=127.0.0.1:0"], "requires a --bind-address that is not a loopback address"),
+)
+def test_the_program_serves_the_api_group_where_viewers_have_tokens(flags, text):
+    seen = []
+
+    def serve(settings, store):
+        seen.append(settings.inspect_bind_address)
+        return 0
+
+    result = CliRunner().invoke(
+        main, ["dashboard", "--inspect-bind-address=:8446", *flags], obj=serve
+    )
+    assert text in result.output
+    assert seen == ([] if text else [Address("", 8446)])

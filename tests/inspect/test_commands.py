@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from hami.cli import main
-from hami.cli.group import PEOPLE
-from hami.cli.kubectl import LOCAL, completions, kubectl_main
+from hami.cli.group import LOCAL, PEOPLE
+from hami.cli.kubectl import completions, kubectl_main
 from hami.errors import ClusterError
 from hami.kube.access import UserAccess
 from testing.cases import cases

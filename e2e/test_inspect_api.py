@@ -1,0 +1,98 @@
+"""The API group ``inspect.hami.io`` behind a real API server: users of one namespace learn why a pod waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from testing.accounts import account
+from testing.cluster import LocalCluster
+from testing.dashboard import COMPONENT, dashboard, publish
+from testing.eventually import eventually
+from testing.kube import Kube
+from testing.measured import own_address
+from testing.nodes import gpu
+from testing.people import hami
+from testing.pods import pod
+from testing.processes import free_port
+from testing.sandbox import Sandbox
+from testing.scheduler import NAMESPACE, SCHEDULER, Certificates
+
+INSPECT = COMPONENT.parent / "inspect-api"
+SERVICES = "/apis/apiregistration.k8s.io/v1/apiservices"
+
+
+@pytest.fixture
+def fronted(tmp_path: Path) -> Iterator[LocalCluster]:
+    """A cluster whose API server has a front proxy, with the dashboard behind it."""
+    certificates = Certificates(tmp_path)
+    certificate, key = certificates.client()
+    flags = {
+        "proxy-client-cert-file": str(certificate),
+        "proxy-client-key-file": str(key),
+        "requestheader-client-ca-file": str(certificates.ca_file),
+        "requestheader-allowed-names": SCHEDULER,
+        "requestheader-username-headers": "X-Remote-User",
+        "requestheader-group-headers": "X-Remote-Group",
+        "requestheader-extra-headers-prefix": "X-Remote-Extra-",
+        "enable-aggregator-routing": "true",
+    }
+    pages, answers = free_port(), free_port()
+    with LocalCluster.started(durable=False, extender=False, api_server=flags) as cluster:
+        kube = cluster.kube
+        for file in (COMPONENT / "rbac.yaml", INSPECT / "rbac.yaml"):
+            kube.apply_yaml(file.read_text(), NAMESPACE)
+        publish(kube, {8445: pages, 8446: answers})
+        token = kube.token("hami-dashboard", NAMESPACE)
+        kubeconfig = kube.with_token(token).write_kubeconfig(tmp_path / "dashboard.kubeconfig")
+        with dashboard(
+            kubeconfig,
+            cluster.folder,
+            pages,
+            bind_address=f":{pages}",
+            inspect_bind_address=f":{answers}",
+            cert_file=str(certificates.cert_file),
+            key_file=str(certificates.key_file),
+        ):
+            kube.call("POST", SERVICES, yaml.safe_load((INSPECT / "api-service.yaml").read_text()))
+            eventually(lambda: is_available(kube), "the API server reaches the group", timeout=60)
+            yield cluster
+
+
+def is_available(kube: Kube) -> bool:
+    """Reports whether the API server passes requests on."""
+    service = kube.call("GET", f"{SERVICES}/v1alpha1.inspect.hami.io")
+    conditions = service.get("status", {}).get("conditions", ())
+    return any(item["type"] == "Available" and item["status"] == "True" for item in conditions)
+
+
+@pytest.mark.skipif(not own_address(), reason="this machine has no address beside loopback")
+def test_a_user_of_one_namespace_learns_why_a_pod_waits(fronted: LocalCluster, tmp_path: Path):
+    with Sandbox.opened(fronted.kube) as sandbox, Sandbox.opened(fronted.kube) as other:
+        sandbox.add_gpu_node("n0", gpu())
+        sandbox.create(pod("waits", gpu=1, gpumem=200_000))
+        other.create(pod("secret", gpu=1, gpumem=200_000))
+        user = account(sandbox, "dev", "view")
+        kubeconfig = user.write_kubeconfig(tmp_path / "dev.kubeconfig")
+
+        def explain(name: str, *options: str, namespace: str = sandbox.namespace):
+            return hami(kubeconfig, "explain", name, "-n", namespace, *options)
+
+        answer = eventually(
+            lambda: next((one for one in [explain("waits")] if one.status == 0), None),
+            "the right of the role view has arrived",
+            timeout=60,
+        )
+        assert "fits none of 1 node" in answer.text
+        document = explain("waits", "-o", "json").document
+        assert (document["kind"], document["name"]) == ("PodExplanation", "waits")
+        assert explain("secret", namespace=other.namespace).status == 2
+        gone = explain("nothing")
+        assert (
+            gone.status,
+            f'pods "nothing" not found in namespace {sandbox.namespace}' in gone.errors,
+        ) == (2, True)
+        assert hami(kubeconfig, "top", "nodes").status == 2
