@@ -58,7 +58,7 @@ class Dashboard:
 
     *version*: of what they show; a rendering is used until it differs. *unready_reason*: why nothing can be shown yet;
     empty if it can. *hung_reason*: which threads have died or hang; empty if none. *is_local*: the address is loopback,
-    and nobody is asked who they are.
+    and nobody is asked who they are. *has_history*: a Prometheus is asked for what was.
     """
 
     views: Views
@@ -68,6 +68,7 @@ class Dashboard:
     unready_reason: Callable[[], str]
     hung_reason: Callable[[], str]
     is_local: bool
+    has_history: bool = False
 
 
 class _Pages(flask.Flask):
@@ -85,6 +86,7 @@ def create_dashboard(dashboard: Dashboard) -> flask.Flask:
         awaits_scheduler=AWAITS_SCHEDULER,
         version=__version__,
         is_signed_in=is_signed_in,
+        has_history=dashboard.has_history,
     )
     app.before_request(partial(_check_request, dashboard))
     app.after_request(_add_headers)

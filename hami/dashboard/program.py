@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from hami.dashboard.caches import Poller, Renderings
 from hami.dashboard.explainer import explainer
 from hami.dashboard.front_proxy import REFRESH_S as FRONT_PROXY_S
 from hami.dashboard.front_proxy import FrontProxy
+from hami.dashboard.history import UsageHistory, history_poller, make_fetch, no_history
 from hami.dashboard.inspect_api import Explanations, create_inspect_api
 from hami.dashboard.live import LiveCluster
 from hami.dashboard.monitors import Monitors, use_poller
@@ -94,6 +96,11 @@ class DashboardProgram:
         )
         self._pollers: list[Poller[Any, Any]] = [answers, uses, conditions, sizes]
         own = _own_certificate(settings)
+        history: Callable[[str], UsageHistory | None] = no_history
+        if settings.prometheus_url:
+            histories = history_poller(make_fetch(settings.prometheus_url), clock=clock)
+            self._pollers.append(histories)
+            history = histories.view
         tls = _tls(settings, own)
         access = Access(Reviews(api) if tls is not None else None, clock=clock)
         self._app = create_dashboard(
@@ -104,6 +111,7 @@ class DashboardProgram:
                     uses=uses.view,
                     condition=conditions.view,
                     size=sizes.view,
+                    history=history,
                     expect=partial(answers.wait, seconds=ANSWERS_S),
                 ),
                 access,
@@ -112,6 +120,7 @@ class DashboardProgram:
                 self.unready_reason,
                 self.hung_reason,
                 is_local=tls is None,
+                has_history=bool(settings.prometheus_url),
             )
         )
         self._server = AppServer("dashboard", settings.bind_address, self._app, flag=flag, tls=tls)

@@ -55,11 +55,24 @@ class DashboardSettings(ClusterSettings):
         int, whole_number(1), Flag("--monitor-port", "Port of the monitor's /metrics, plain HTTP.")
     ] = 9394
 
+    prometheus_url: Annotated[
+        str,
+        Flag(
+            "--prometheus-url",
+            "Address of a Prometheus that has HAMi's metrics, such as http://prometheus.monitoring:9090. "
+            "Pages show allocated and used memory of the last hours from it.",
+        ),
+    ] = ""
+
     def __post_init__(self) -> None:
         check_key_pair(self.cert_file, self.key_file)
         if self.inspect_bind_address is not None and self.bind_address.is_loopback:
             raise HamiError(
                 "--inspect-bind-address: requires a --bind-address that is not a loopback address"
+            )
+        if self.prometheus_url and not self.prometheus_url.startswith(("http://", "https://")):
+            raise HamiError(
+                f"--prometheus-url={self.prometheus_url}: expected a URL such as http://prometheus:9090"
             )
         if self.monitor_port > 65_535:
             raise HamiError("--monitor-port: expected a port from 1 to 65535")

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hami.codec.times import render_time
+from hami.dashboard.history import latest, polyline
 from hami.dashboard.use import Use
 from hami.inspect.gangs import gang_sentences
 from hami.inspect.preemption import preemption_sentences
@@ -71,6 +72,8 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "lacks": lacks,
     "request_texts": request_texts,
     "in_words": in_words,
+    "polyline": polyline,
+    "latest": latest,
     "gang_sentences": gang_sentences,
     "preemption_sentences": preemption_sentences,
 }

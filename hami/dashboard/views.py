@@ -15,6 +15,7 @@ from hami.codec.keys import DEVICE_HEALTH
 from hami.dashboard.access import Scope
 from hami.dashboard.errors import PageError
 from hami.dashboard.explainer import Explanation, Question
+from hami.dashboard.history import UsageHistory, no_history
 from hami.dashboard.live import DeviceParts, LiveCluster
 from hami.dashboard.use import Use, Uses, total_use
 from hami.dashboard.viewed_pods import PodSize, SchedulingCondition
@@ -98,20 +99,23 @@ class Total(OutputRecord, frozen=True):
 
 
 class NodeItem(OutputRecord, frozen=True):
-    """A node with its cards. *use*: of all of them; ``None`` unless that of each is known."""
+    """A node with its cards. *use*: of all of them; ``None`` unless that of each is known. *history*: likewise over the
+    last hours, on the page of the node."""
 
     node: NodeRow
     cards: tuple[DeviceParts, ...]
     use: Use | None
+    history: UsageHistory | None = None
 
 
 class NodeList(OutputRecord, frozen=True):
-    """A page of nodes."""
+    """A page of nodes. *history*: of all nodes; ``None`` where it is not known."""
 
     total: Total
     items: tuple[NodeItem, ...]
     page: int
     pages: int
+    history: UsageHistory | None = None
 
 
 class Waiting(OutputRecord, frozen=True):
@@ -209,7 +213,8 @@ class Views:
 
     *explain*: returns the answer to a question, *uses* the use of a node's cards, *condition* why kube-scheduler does
     not place a pod, *size* what the annotations of a bound pod say; ``None`` if it is not known. *expect*: is called
-    with the questions of a page, before they are asked, and may wait a moment for the answers.
+    with the questions of a page, before they are asked, and may wait a moment for the answers. *history*: returns that
+    of a node, or of all for the empty text.
     """
 
     def __init__(
@@ -221,6 +226,7 @@ class Views:
         condition: Callable[[PodRef], SchedulingCondition | None],
         size: Callable[[PodRef], PodSize | None],
         expect: Callable[[Sequence[Question]], None] = lambda questions: None,
+        history: Callable[[str], UsageHistory | None] = no_history,
     ) -> None:
         self._live = live
         self._explain = explain
@@ -228,6 +234,7 @@ class Views:
         self._condition = condition
         self._size = size
         self._expect = expect
+        self._history = history
 
     def nodes(self, scope: Scope, query: NodeQuery) -> NodeList:
         """Returns a page of nodes with their cards."""
@@ -238,14 +245,15 @@ class Views:
         shown, page, pages = paged(rows, query.page, NODES_A_PAGE)
         devices = self._live.devices([row.name for row in shown], scope, self._uses)
         items = tuple(_item(row, devices.get(row.name, ())) for row in shown)
-        return NodeList(_total(rows), items, page, pages)
+        return NodeList(_total(rows), items, page, pages, self._history(""))
 
     def node(self, scope: Scope, name: str) -> NodeItem:
         """Returns one node. Raises: PageError."""
         rows = self._live.node_rows()
         if name not in rows:
             raise _unknown("node with devices:", name, rows)
-        return _item(rows[name], self._live.devices([name], scope, self._uses).get(name, ()))
+        item = _item(rows[name], self._live.devices([name], scope, self._uses).get(name, ()))
+        return msgspec.structs.replace(item, history=self._history(name))
 
     def device(self, scope: Scope, node: str, uuid: str) -> DevicePage:
         """Returns one device. Raises: PageError."""

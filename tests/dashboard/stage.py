@@ -10,6 +10,7 @@ from hami.dashboard.access import Access
 from hami.dashboard.app import Dashboard, create_dashboard
 from hami.dashboard.caches import Poller, Renderings
 from hami.dashboard.explainer import explainer
+from hami.dashboard.history import no_history
 from hami.dashboard.live import LiveCluster
 from hami.dashboard.monitors import NoMonitor, use_poller
 from hami.dashboard.viewed_pods import (
@@ -60,7 +61,15 @@ class Stage:
     """A dashboard with these objects. *rights*: ``None`` for a loopback address. *options*: of the store."""
 
     def __init__(
-        self, nodes=(), pods=(), quotas=(), rights=None, unready="", expect=None, **options
+        self,
+        nodes=(),
+        pods=(),
+        quotas=(),
+        rights=None,
+        unready="",
+        expect=None,
+        history=None,
+        **options,
     ):
         self.monitors = {}  # metrics pages by node
         self.conditions = {}  # by name of a pod
@@ -89,6 +98,7 @@ class Stage:
             condition=self.conditions_polled.view,
             size=self.sizes_polled.view,
             expect=expect or (lambda questions: None),
+            history=history or no_history,
         )
         self.app = create_dashboard(
             Dashboard(
@@ -99,6 +109,7 @@ class Stage:
                 lambda: unready,
                 lambda: self.hung,
                 is_local=rights is None,
+                has_history=history is not None,
             )
         )
         self.client = self.app.test_client()
