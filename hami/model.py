@@ -509,9 +509,12 @@ class Pod:
     claim: str = ""  # the name of the claim that the scheduler makes for it
     claim_problem: str = ""  # why what its containers request by that claim cannot be read
     controller: str = ""  # the uid of the object that controls it
+    # kind and name of that object, or of the Deployment or CronJob that controls it in turn
+    workload: tuple[str, str] = ("", "")
     is_node_agent: bool = False  # its node runs it by itself, or by a DaemonSet
     grace_s: int = 30  # seconds that it may take to end
     started: str = ""  # when the kubelet admitted it
+    finished: str = ""  # when the last of its containers ended, if all have
     deletion: str = ""  # when it ends at the latest, if it is being deleted
     deletion_grace_s: int = 0  # seconds that it was given for that
     # what it requests as a whole, and what it takes beside its containers

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from urllib3.exceptions import ConnectTimeoutError
 
+from hami.codec.config_maps import ConfigMapRecord
 from hami.codec.hami_claims import StoredClaim, parse_stored_claim
 from hami.codec.pods import parse_preempted
 from hami.codec.times import render_time
@@ -57,6 +58,8 @@ class FakeCluster:
         self.events: dict[tuple[str, str], dict[str, Any]] = {}
         self.secrets: dict[tuple[str, str], SecretRecord] = {}
         self.webhooks: dict[str, WebhookConfiguration] = {}
+        self.config_maps: dict[tuple[str, str], ConfigMapRecord] = {}
+        self.labels: dict[tuple[str, str], Mapping[str, str]] = {}  # of ConfigMaps
         self.budgets: list[DisruptionBudget] = []
         self.pod_groups: dict[tuple[str, str], PodGroup] = {}
         self.written_templates: dict[
@@ -108,6 +111,13 @@ class FakeCluster:
         with self._lock:
             stored = replace(secret, resource_version=self._next_version())
             self.secrets[secret.namespace, secret.name] = stored
+            return stored
+
+    def put_config_map(self, record: ConfigMapRecord) -> ConfigMapRecord:
+        """Create or replace a ConfigMap; it gets a new resource version."""
+        with self._lock:
+            stored = replace(record, resource_version=self._next_version())
+            self.config_maps[record.namespace, record.name] = stored
             return stored
 
     def put_webhook(self, configuration: WebhookConfiguration) -> WebhookConfiguration:
@@ -499,6 +509,42 @@ class FakeCluster:
             return self.put_secret(secret)
 
         return self._do("write_secret", effect, secret=secret)
+
+    def config_map(self, namespace: str, name: str) -> ConfigMapRecord | None:
+        return self._do(
+            "config_map",
+            lambda: self.config_maps.get((namespace, name)),
+            namespace=namespace,
+            name=name,
+        )
+
+    def write_config_map(
+        self, record: ConfigMapRecord, labels: Mapping[str, str]
+    ) -> ConfigMapRecord:
+        def effect():
+            key = record.namespace, record.name
+            _check_write(f"ConfigMap {record.name}", self.config_maps.get(key), record)
+            self.labels[key] = labels
+            return self.put_config_map(record)
+
+        return self._do("write_config_map", effect, record=record)
+
+    def config_map_names(self, namespace: str, selector: str, limit: int) -> list[str]:
+        def effect():
+            label, _, value = selector.partition("=")
+            names = []
+            for (of, name), labels in sorted(self.labels.items()):
+                if (of, name) in self.config_maps and labels.get(label) == value:
+                    names.append(name)
+            return names[:limit]
+
+        return self._do("config_map_names", effect, namespace=namespace, selector=selector)
+
+    def delete_config_map(self, namespace: str, name: str) -> None:
+        def effect():
+            _present(self.config_maps.pop((namespace, name), None), f"ConfigMap {name}")
+
+        return self._do("delete_config_map", effect, namespace=namespace, name=name)
 
     def webhook_configuration(self, name: str) -> WebhookConfiguration | None:
         return self._do("webhook_configuration", lambda: self.webhooks.get(name), name=name)

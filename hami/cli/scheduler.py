@@ -239,6 +239,7 @@ SCHEDULER_FLAGS: Sections = {
         "--remediation --remediation-after --remediation-share --remediation-rate "
         "--node-lock-timeout",
     ),
+    "Usage": section(_FLAGS, "--usage-namespace --usage-interval --usage-keep-days"),
     "Cluster": section(
         _FLAGS,
         "--leader-elect --leader-elect-resource-name --leader-elect-resource-namespace "

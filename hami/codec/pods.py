@@ -33,6 +33,10 @@ DISRUPTION_TARGET, PREEMPTED = "DisruptionTarget", "PreemptionByScheduler"
 """The condition of a pod that is about to be ended, and its reason if that is for a pod of higher priority."""
 REJECTED = "UnexpectedAdmissionError"
 """The reason of a pod that its kubelet has rejected for good, such as for a device plugin that was not there yet."""
+TERMINATED = ("Succeeded", "Failed")
+"""Phases of pods that have finished for good."""
+_TEMPLATE = "pod-template-hash"
+_SCHEDULED = re.compile(r"-[0-9]{8,10}\Z")  # the minute of a CronJob's Job, since 1970
 _DISRUPTION = DISRUPTION_TARGET.encode()
 # Kubernetes 1.37, pkg/kubelet/cm/devicemanager/manager.go: the message of a container that waits
 _FORGOTTEN = b"no devices found allocated in local cache"
@@ -91,6 +95,7 @@ class _Spec(msgspec.Struct, rename="camel", gc=False, frozen=True):
 
 class _Terminated(msgspec.Struct, rename="camel", gc=False):
     exit_code: int = 0
+    finished_at: str | None = ""
     container_id: str = msgspec.field(name="containerID", default="")
 
 
@@ -272,9 +277,11 @@ def _pod(wire: _Pod, size: int = 0) -> Pod:
         claim=claim,
         claim_problem=claim_problem,
         controller=sys.intern(controller.uid),
+        workload=_workload(meta),
         is_node_agent=controller.kind in ("DaemonSet", "Node"),
         grace_s=spec.termination_grace_period_seconds,
         started=status.start_time,
+        finished=_finished(meta, status),
         deletion=meta.deletion_timestamp,
         deletion_grace_s=meta.deletion_grace_period_seconds,
         requests=_of_pod(spec.resources.requests),
@@ -300,6 +307,37 @@ def parse_controller(data: bytes) -> tuple[str, OwnerRef | None]:
         return meta.uid, None
     ref = OwnerRef(meta.namespace, owner.name, owner.uid, owner.kind, owner.api_version)
     return meta.uid, ref
+
+
+def _workload(meta: Metadata) -> tuple[str, str]:
+    """Returns kind and name of the workload of a pod, empty without a controller. Deployments and CronJobs make their ReplicaSets and Jobs under
+    names by which they can be told."""
+    owner = meta.controller
+    kind, name = owner.kind, owner.name
+    template = meta.labels.get(_TEMPLATE)
+    if kind == "ReplicaSet" and template and name.endswith(f"-{template}"):
+        kind, name = "Deployment", name.removesuffix(f"-{template}")
+    elif kind == "Job" and _SCHEDULED.search(name):
+        kind, name = "CronJob", _SCHEDULED.sub("", name)
+    return sys.intern(kind), sys.intern(name)
+
+
+def _finished(meta: Metadata, status: _Status) -> str:
+    """Returns when the last container of a pod ended, by its kubelet; empty while one runs, or if that is not known."""
+    if status.phase not in TERMINATED and not meta.deletion_timestamp:
+        return ""  # as nearly always, so the statuses need not be read
+    latest = ""
+    try:
+        containers = _parts("container statuses", _STATUSES, status.container_statuses)
+    except MalformedInput:  # the pod counts nonetheless
+        return ""
+    for container in containers:
+        terminated = container.state.terminated
+        if terminated is not None:
+            latest = max(latest, terminated.finished_at or "")
+        elif status.phase not in TERMINATED:
+            return ""
+    return latest
 
 
 def _containers(spec: _Spec) -> tuple[Container, ...]:

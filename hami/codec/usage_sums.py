@@ -1,4 +1,4 @@
-"""Who held how much of the devices, as sums over time, and the text in which ConfigMaps keep them.
+"""Sums over time of who held how much of the devices, and the text in which ConfigMaps keep them.
 
 Wire: ``VERSION:CHECKSUM:PAYLOAD``. The payload is JSON, compressed (zlib) and in base64; the checksum is that of the
 JSON. A text that was edited by hand is refused, and so is one of a later version: whoever counts on from a number that
@@ -59,7 +59,7 @@ class UsageKey(NamedTuple):
 
 
 class TotalKey(NamedTuple):
-    """What the counters tell apart."""
+    """The key of a counter."""
 
     namespace: _Name
     vendor: _Name

@@ -12,6 +12,7 @@ from typing import Any
 from hami.codec.objects import parse_disruption_budget, parse_node
 from hami.kube.api import STRATEGIC_MERGE_PATCH
 from hami.kube.calls import Edits, as_json, path_of
+from hami.kube.config_maps import ConfigMaps
 from hami.kube.gangs import read_pod_group
 from hami.kube.leases import Leases
 from hami.kube.pages import parse_page
@@ -20,7 +21,7 @@ from hami.kube.trust import Trust
 from hami.model import DisruptionBudget, Node, PodGroup, PodGroupRef
 
 
-class Cluster(Pods, Leases, Trust):
+class Cluster(Pods, Leases, Trust, ConfigMaps):
     """All calls to the API server."""
 
     def node(self, name: str) -> Node | None:

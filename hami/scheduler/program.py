@@ -18,7 +18,9 @@ from hami.kube.cluster import Cluster
 from hami.kube.election import AlwaysLeader, Election, Participant
 from hami.kube.events import EventLimits, EventRecorder
 from hami.kube.identity import has_ended, make_identity
+from hami.kube.reflector import Sink
 from hami.kube.watches import Watches
+from hami.model import Pod
 from hami.runtime.clock import utc_now
 from hami.runtime.in_flight import InFlight
 from hami.runtime.interpreter import FILLING_OBJECTS, FreezeGc, collect_rarely, set_switch_interval
@@ -33,6 +35,7 @@ from hami.scheduler.cluster_metrics import families
 from hami.scheduler.cluster_store import cluster_store
 from hami.scheduler.controller import Controller
 from hami.scheduler.filter import NodeFilter
+from hami.scheduler.held_pods import HeldPods
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.lock_states import LockStates, WatchedNodes
 from hami.scheduler.locks import NodeLocks
@@ -43,6 +46,8 @@ from hami.scheduler.preemption import Preemptor
 from hami.scheduler.remediation import Remediation
 from hami.scheduler.resize import Resizer
 from hami.scheduler.settings import Settings
+from hami.scheduler.usage import UsageRecorder
+from hami.scheduler.usage_metrics import UsageMetrics
 from hami.state.nodes import nodes_with_devices
 from hami.state.store import Store
 from hami.web.bodies import BodyBudgets
@@ -94,10 +99,11 @@ class SchedulerProgram:
             self._cluster, self._store, self._events, self._leadership, self._metrics, clock=clock
         )
         claims = self._claims = _claims(settings, api, self._store, self._leadership)
+        pods = _followed(settings, self._resizer.watched(self._store.pods), self._store)
         self._watches = Watches(
             api,
             nodes=WatchedNodes(self._store.nodes, self._lock_states),
-            pods=self._resizer.watched(self._store.pods),
+            pods=pods,
             quotas=self._store.quotas,
             node_selector=settings.node_selector,
         )
@@ -177,6 +183,8 @@ class SchedulerProgram:
             claimed=claimed,
         )
 
+        usage = self._usage(pods, registry)
+
         # Certificate and exporter
         certificate = _certificate(settings, self._cluster, self._leadership)
         registry.register(self._metric_sources(certificate))
@@ -184,6 +192,7 @@ class SchedulerProgram:
         parts = [
             Part(FreezeGc(self._watches.is_synced)),
             Part(self._controller, self._preemptor, self._resizer, remediation),
+            usage,
             certificate,
             claims,
             Part(self._leadership),
@@ -232,6 +241,22 @@ class SchedulerProgram:
         for ref in self._store.filtering.assume_nominated():
             log.info("devices reserved again for a pod that is being bound", extra={"pod": ref})
         self._preemptor.take_over()
+
+    def _usage(self, pods: Sink[Pod], registry: CollectorRegistry) -> Part | None:
+        """Returns what records usage; ``None`` if nobody follows *pods* for it."""
+        if not isinstance(pods, HeldPods):
+            return None
+        recorder = UsageRecorder(
+            self._cluster,
+            pods,
+            self._settings,
+            leads=self._leadership.leads,
+            is_watching=self._watches.is_watching_pods,
+            clock=time.monotonic,
+            now=utc_now,
+        )
+        registry.register(UsageMetrics(recorder.counters, recorder.settled))
+        return Part(recorder)
 
     def _metric_sources(self, certificate: SelfSigned | None) -> MetricSources:
         store = self._store
@@ -298,6 +323,13 @@ def selection(selector: str) -> Matches:
     except MalformedInput as error:
         log.warning("simulations ignore the selector of nodes", extra={"error": error})
         return lambda labels: True
+
+
+def _followed(settings: Settings, sink: Sink[Pod], store: Store) -> Sink[Pod]:
+    """Returns the sink for the watch of pods: one that follows what they hold, if that is recorded."""
+    if not settings.usage_namespace:
+        return sink
+    return HeldPods(sink, store, utc_now)
 
 
 def _candidate(settings: Settings, is_writing: Callable[[], bool]) -> Participant:

@@ -31,6 +31,7 @@ OWNED, NONE = "owned", "none"
 EVICT = "evict"
 
 DAY_S = 86_400.0
+MAX_USAGE_INTERVAL_S = 600.0  # a longer time without a record is a gap
 MIN_LIFETIME_S = 20.0  # shorter ones would expire before the API server knows the CA
 
 
@@ -274,6 +275,33 @@ class RepairSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UsageSettings:
+    """Whether and how it is recorded who has held how much of the devices."""
+
+    usage_namespace: Annotated[
+        str,
+        Flag(
+            "--usage-namespace",
+            "Namespace of the ConfigMaps in which it is recorded who has held how much of the "
+            "devices. It should be one of their own. Without it, nothing is recorded.",
+        ),
+    ] = ""
+    usage_interval: Annotated[
+        Seconds, Flag("--usage-interval", "Time between two records; 1s to 10m.")
+    ] = 300.0
+    usage_keep_days: Annotated[
+        int,
+        whole_number(1),
+        Flag("--usage-keep-days", "Days for which records are kept; of workloads, at most 62."),
+    ] = 400
+
+    def check(self) -> None:
+        """Raises HamiError for a value that cannot be used."""
+        if not 1 <= self.usage_interval <= MAX_USAGE_INTERVAL_S:
+            raise HamiError("--usage-interval: expected 1s to 10m")
+
+
+@dataclass(frozen=True, kw_only=True)
 class LeaderElectionSettings:
     """The lease by which one of several replicas acts."""
 
@@ -296,6 +324,7 @@ class Settings(
     PlacementSettings,
     PreemptionSettings,
     RepairSettings,
+    UsageSettings,
     LeaderElectionSettings,
     ClusterSettings,
 ):
@@ -315,6 +344,7 @@ class Settings(
         ServingSettings.check(self)
         SelfSignedSettings.check(self)
         PlacementSettings.check(self)
+        UsageSettings.check(self)
         if self.dra == ALLOCATE and not self.scheduler_name:
             raise HamiError(
                 f"--dra={ALLOCATE} without --scheduler-name: pods with claims need a scheduler"

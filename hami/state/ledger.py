@@ -48,14 +48,14 @@ _OTHER_OWNERS = OwnerKey(OTHERS, OTHERS, OTHERS, OTHERS, OTHERS)
 
 
 class HeldDevices(NamedTuple):
-    """What a pod holds, and for whom. *owner*: kind and name of its workload."""
+    """The devices of a pod, and for whom it holds them. *owner*: kind and name of its workload."""
 
     owner: tuple[str, str]
     parts: tuple[tuple[UsageKey, HeldAmounts], ...]
 
 
 class HeldInterval(NamedTuple):
-    """What a pod holds from a moment to another. *end*: ``None`` while it holds it."""
+    """The devices of a pod from a moment to another. *end*: ``None`` while it holds it."""
 
     uid: str
     held: HeldDevices
@@ -124,15 +124,6 @@ class Ledger:
             until = max(at, pod.since, self.settled)
             self._changes.append(_Change(until, -1, pod.parts))
 
-    def resize(self, uid: str, held: HeldDevices, at: int) -> None:
-        """Records that the pod holds other amounts since *at*."""
-        pod = self._open.get(uid)
-        if pod is None:
-            return
-        at = max(at, pod.since)
-        self.end(uid, at)
-        self.begin(uid, held, at)
-
     def checkpoint(self, until: int) -> UsageSums:
         """Settles all until a moment, and returns the sums; nothing is settled anew if the moment has passed."""
         self._settle(until)
@@ -144,8 +135,9 @@ class Ledger:
 
     def drop_days(self, days: Iterable[UsageDay]) -> None:
         """Forgets *days*, which are kept elsewhere."""
-        starts = {day.start for day in days}
-        self._ended = [day for day in self._ended if day.start not in starts]
+        for day in days:
+            if day in self._ended:
+                self._ended.remove(day)
 
     def _part(self, held: HeldDevices, key: UsageKey, amounts: HeldAmounts) -> _Part:
         """Returns a part with keys of which there are not too many."""
@@ -184,8 +176,8 @@ class Ledger:
             _add_to(self._owners[owner], rate, seconds)
         for change in changes:
             self._change(change, end - change.at)
-        self._rates = {key: rate for key, rate in self._rates.items() if any(rate)}
-        self._owner_rates = {key: rate for key, rate in self._owner_rates.items() if any(rate)}
+        self._rates = _without_zeros(self._rates)
+        self._owner_rates = _without_zeros(self._owner_rates)
 
     def _change(self, change: _Change, seconds: int) -> None:
         """Makes the rates those of after *change*, *seconds* before the end of the time that is added."""
@@ -233,8 +225,10 @@ class Ledger:
                 _add_to(others, self._totals.pop(key), 1)
 
     def _day(self) -> UsageDay:
-        hours = {key: by_hour for key, by_hour in self._hours.items() if by_hour}
-        owners = {key: total for key, total in self._owners.items() if any(total)}
+        hours = {}
+        for key, by_hour in self._hours.items():
+            if by_hour:
+                hours[key] = by_hour
         end = min(self._start + DAY_S, self.settled)
         gaps = []
         for gap in self._gaps:
@@ -244,7 +238,7 @@ class Ledger:
             start=self._start,
             recorded_from=self._recorded_from,
             hours=hours,
-            owners=_amounts(owners),
+            owners=_amounts(_without_zeros(self._owners)),
             gaps=tuple(gaps),
         )
 
@@ -279,6 +273,10 @@ def _not_too_old(sums: UsageSums, now: int) -> UsageSums:
         return sums
     day = UsageDay(start=day_start(since), recorded_from=since)
     return UsageSums(settled=since, totals=sums.counters(), day=day)
+
+
+def _without_zeros(lists: Mapping[_Key, list[int]]) -> dict[_Key, list[int]]:
+    return {key: each for key, each in lists.items() if any(each)}
 
 
 def _lists(amounts: Mapping[_Key, HeldAmounts]) -> dict[_Key, list[int]]:

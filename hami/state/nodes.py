@@ -223,9 +223,15 @@ class NodeCache(NodeRecords):
             if node in self._records:
                 self._own_locks[node][key] = text
 
-    def registered(self) -> Iterator[tuple[str, Mapping[str, str], tuple[Device, ...]]]:
-        """Yields name, annotations (but for locks) and devices of every node, whether it offers them or not."""
-        for record in self._all():
+    def registered(
+        self, names: Iterable[str] | None = None
+    ) -> Iterator[tuple[str, Mapping[str, str], tuple[Device, ...]]]:
+        """Yields name, annotations (but for locks) and devices of every node, or of *names*, whether it offers them or
+        not."""
+        records: Iterable[NodeRecord | None] = self._all()
+        if names is not None:
+            records = map(self._records.get, names)
+        for record in filter(None, records):
             devices = [inventory.devices for inventory in record.inventories.values()]
             yield record.name, record.facts[0], tuple(itertools.chain.from_iterable(devices))
 

@@ -750,3 +750,47 @@ def test_the_pods_of_a_budget(labels, selected):
     assert budget.selects("ns", labels) is selected
     assert not budget.selects("other", labels)
     assert not DisruptionBudget(namespace="ns", name="b").selects("ns", labels)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "labels", "workload"),
+    [
+        ("ReplicaSet", "web-7d4b9c", {"pod-template-hash": "7d4b9c"}, ("Deployment", "web")),
+        ("ReplicaSet", "web-7d4b9c", {}, ("ReplicaSet", "web-7d4b9c")),
+        ("ReplicaSet", "web", {"pod-template-hash": "7d4b9c"}, ("ReplicaSet", "web")),
+        ("Job", "nightly-29384760", {}, ("CronJob", "nightly")),
+        ("Job", "train-2", {}, ("Job", "train-2")),
+        ("StatefulSet", "db", {}, ("StatefulSet", "db")),
+        ("", "", {}, ("", "")),
+    ],
+)
+def test_the_workload_of_a_pod(kind, name, labels, workload):
+    owners = [{"kind": kind, "name": name, "uid": "o", "controller": True}] if kind else []
+    meta = {"name": "p", "labels": labels, "ownerReferences": owners}
+    assert parse_pod(json.dumps({"metadata": meta}).encode()).workload == workload
+
+
+def ended_at(time):
+    return {"state": {"terminated": {"exitCode": 0, "finishedAt": time}}}
+
+
+EARLY, LATE = "2026-11-28T12:00:00Z", "2026-11-28T12:00:09Z"
+
+
+@pytest.mark.parametrize(
+    ("phase", "deletion", "statuses", "finished"),
+    [
+        ("Succeeded", "", [ended_at(LATE), ended_at(EARLY)], LATE),
+        ("Failed", "", [ended_at(EARLY), {"state": {"waiting": {}}}], EARLY),
+        ("Failed", "", [ended_at(None)], ""),
+        ("Failed", "", None, ""),
+        ("Running", "", [ended_at(EARLY)], ""),
+        ("Running", LATE, [ended_at(EARLY)], EARLY),
+        ("Running", LATE, [ended_at(EARLY), {"state": {"running": {}}}], ""),
+        ("Failed", "", [{"state": 1}], ""),
+    ],
+)
+def test_when_the_last_container_of_a_pod_ended(phase, deletion, statuses, finished):
+    status = {"phase": phase, "containerStatuses": statuses}
+    pod = {"metadata": {"name": "p", "deletionTimestamp": deletion}, "status": status}
+    assert parse_pod(json.dumps(pod).encode()).finished == finished

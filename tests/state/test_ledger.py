@@ -69,7 +69,8 @@ def test_an_end_that_is_known_late_takes_nothing_back() -> None:
 def test_a_resize_ends_an_interval_and_begins_one() -> None:
     ledger = Ledger(fresh_sums(START))
     ledger.begin("a", held(QUARTER), START)
-    ledger.resize("a", held(HALF), START + 100)
+    ledger.end("a", START + 100)
+    ledger.begin("a", held(HALF), START + 100)
     ledger.end("a", START + 200)
     assert shares(ledger.checkpoint(START + 300)) == 100 * 250 + 100 * 500
 
@@ -168,7 +169,8 @@ def test_any_order_of_events_gives_the_seconds_that_were_held(seed: int) -> None
             expected += (now - pods[uid].begin) * pods[uid].held.parts[0][1].share
             ended.append(pods[uid]._replace(end=now))
             pods[uid] = HeldInterval(uid, held(HALF), now)
-            ledger.resize(uid, held(HALF), now)
+            ledger.end(uid, now)
+            ledger.begin(uid, held(HALF), now)
         elif event < 0.9:
             ledger.checkpoint(now - random_of.randrange(60))
         else:
