@@ -310,7 +310,7 @@ def parse_controller(data: bytes) -> tuple[str, OwnerRef | None]:
 
 
 def _workload(meta: Metadata) -> tuple[str, str]:
-    """Returns kind and name of the workload of a pod, empty without a controller. Deployments and CronJobs make their ReplicaSets and Jobs under
+    """Returns kind and name of the workload of a pod, empty without one. Deployments and CronJobs make objects under
     names by which they can be told."""
     owner = meta.controller
     kind, name = owner.kind, owner.name

@@ -86,6 +86,8 @@ class HeldAmounts(NamedTuple):
     """Percent of one device."""
     share: _Amount = 0
     """Thousandths of a device: the larger of the shares of its memory and of its cores."""
+    memory_share: _Amount = 0
+    """Thousandths of the memory of a device."""
 
     def plus(self, other: HeldAmounts) -> HeldAmounts:
         """Returns the sum."""
@@ -94,6 +96,7 @@ class HeldAmounts(NamedTuple):
             self.memory_mib + other.memory_mib,
             self.cores + other.cores,
             self.share + other.share,
+            self.memory_share + other.memory_share,
         )
 
 

@@ -236,18 +236,18 @@ def _begin_of(pod: Pod, record: PodRecord, now: int) -> int:
 
 def _amounts(charge: Charge, device: Device | None, *, in_units: bool) -> HeldAmounts:
     """Returns what *charge* takes of its device. *in_units*: its cores are compute units, not percent."""
-    cores = charge.cores
+    cores = max(0, charge.cores)
     if in_units and device is not None and device.cores > 0:
         cores = -(-cores * 100 // device.cores)
-    return HeldAmounts(1, max(0, charge.memory_mib), max(0, cores), _share(charge, device, cores))
-
-
-def _share(charge: Charge, device: Device | None, cores: int) -> int:
-    """Returns the thousandths of the device: of its memory or its cores, whichever is more, else of its slots."""
-    share = cores * 10
+    of_memory = 0
     if device is not None and device.memory_mib > 0:
-        share = max(share, round(_WHOLE * charge.memory_mib / device.memory_mib))
-    if share <= 0:
+        of_memory = _thousandths(charge.memory_mib, device.memory_mib)
+    share = max(min(cores * 10, _WHOLE), of_memory)
+    if not share:  # neither is limited
         slots = device.slots if device is not None else 1
-        share = _WHOLE * charge.slots // max(1, slots)
-    return max(0, min(share, _WHOLE))
+        share = _thousandths(charge.slots, slots)
+    return HeldAmounts(1, max(0, charge.memory_mib), cores, share, of_memory)
+
+
+def _thousandths(part: int, whole: int) -> int:
+    return max(0, min(round(_WHOLE * part / max(1, whole)), _WHOLE))

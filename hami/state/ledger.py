@@ -149,7 +149,7 @@ class Ledger:
             if key not in self._hours and len(self._hours) >= 2 * MAX_KEYS:
                 key = _ALL_OTHERS
         self._hours.setdefault(key, _NO_HOURS)
-        self._owners.setdefault(owner, [0, 0, 0, 0])
+        self._owners.setdefault(owner, list(NOTHING_HELD))
         return _Part(key, owner, amounts)
 
     def _settle(self, until: int) -> None:
@@ -171,7 +171,7 @@ class Ledger:
         """Adds what is held from the settled moment to *end*, in one hour, in which *changes* lie."""
         seconds = end - self.settled
         for key, rate in self._rates.items():
-            _add_to(self._hour.setdefault(key, [0, 0, 0, 0]), rate, seconds)
+            _add_to(self._hour.setdefault(key, list(NOTHING_HELD)), rate, seconds)
         for owner, rate in self._owner_rates.items():
             _add_to(self._owners[owner], rate, seconds)
         for change in changes:
@@ -182,10 +182,10 @@ class Ledger:
     def _change(self, change: _Change, seconds: int) -> None:
         """Makes the rates those of after *change*, *seconds* before the end of the time that is added."""
         for part in change.parts:
-            of_hour = self._hour.setdefault(part.key, [0, 0, 0, 0])
-            of_owner = self._owners.setdefault(part.owner, [0, 0, 0, 0])
-            rate = self._rates.setdefault(part.key, [0, 0, 0, 0])
-            owner_rate = self._owner_rates.setdefault(part.owner, [0, 0, 0, 0])
+            of_hour = self._hour.setdefault(part.key, list(NOTHING_HELD))
+            of_owner = self._owners.setdefault(part.owner, list(NOTHING_HELD))
+            rate = self._rates.setdefault(part.key, list(NOTHING_HELD))
+            owner_rate = self._owner_rates.setdefault(part.owner, list(NOTHING_HELD))
             _add_to(of_hour, part.amounts, change.sign * seconds)
             _add_to(of_owner, part.amounts, change.sign * seconds)
             _add_to(rate, part.amounts, change.sign)
@@ -207,19 +207,21 @@ class Ledger:
         self._ended = [*self._ended[1 - MAX_ENDED :], day]
         for key, amounts in day.sums().items():
             total = total_key(key)
-            _add_to(self._totals.setdefault(total, [0, 0, 0, 0]), amounts, 1)
+            _add_to(self._totals.setdefault(total, list(NOTHING_HELD)), amounts, 1)
         self._start = self._recorded_from = self.settled
         self._gaps = [gap for gap in self._gaps if gap.end > self.settled]
         self._hours = dict.fromkeys(self._rates, _NO_HOURS)
-        self._owners = {key: [0, 0, 0, 0] for key in self._owner_rates}
+        self._owners = {key: list(NOTHING_HELD) for key in self._owner_rates}
         self._fold_totals()
 
     def _fold_totals(self) -> None:
         """Sums up the smallest totals, if there are too many."""
         if len(self._totals) <= 2 * MAX_KEYS:
             return
-        by_size = sorted(self._totals, key=lambda key: (-self._totals[key][3], key))
-        others = self._totals.setdefault(total_key(_ALL_OTHERS), [0, 0, 0, 0])
+        by_size = sorted(
+            self._totals, key=lambda key: (-HeldAmounts(*self._totals[key]).share, key)
+        )
+        others = self._totals.setdefault(total_key(_ALL_OTHERS), list(NOTHING_HELD))
         for key in by_size[2 * MAX_KEYS - 1 :]:
             if key != total_key(_ALL_OTHERS):
                 _add_to(others, self._totals.pop(key), 1)

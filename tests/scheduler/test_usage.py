@@ -47,7 +47,7 @@ def test_a_pod_counts_with_its_amounts_and_its_keys(stage):
     day = stage.sums().day
     seconds = 300 - LAG_S
     key = UsageKey("default", "NVIDIA", "NVIDIA A40", "", "device-plugin")
-    expected = HeldAmounts(seconds, seconds * 10_000, seconds * 50, seconds * 500)
+    expected = HeldAmounts(seconds, seconds * 10_000, seconds * 50, seconds * 500, seconds * 250)
     assert day.sums() == {key: expected}
     assert day.owners == {
         OwnerKey("default", "Deployment", "web", "NVIDIA", "NVIDIA A40"): expected
