@@ -21,6 +21,7 @@ from hami.inspect.simulate import NodeCapacity, ReplayedDecision, SimulationRepo
 from hami.inspect.stranded import FreeReport
 from hami.inspect.tables import API_VERSION
 from hami.inspect.top import DeviceRow, NamespaceRow, NodeRow, PodRow
+from hami.inspect.usage import UsageReport
 
 __all__ = ["render"]
 
@@ -47,6 +48,7 @@ KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
     "CardUsageList": ("`hami top cards`: in `items`", (DeviceRow,)),
     "PodUsageList": ("`hami top pods`: in `items`", (PodRow,)),
     "NamespaceUsageList": ("`hami top namespaces`: in `items`", (NamespaceRow,)),
+    "UsageReport": ("`hami usage`", (UsageReport,)),
 }
 """What each kind is the answer of, and its records."""
 _NAMES = {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "null"}

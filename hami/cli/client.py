@@ -309,20 +309,26 @@ CLIENT_OPTIONS = (
     ),
 )
 """With CLUSTER_OPTIONS and VERBOSITY, the fields of `Client` but the first and the last."""
-OUTPUT_OPTIONS = (
-    click.Option(
-        ["-o", "--output", "form"],
-        type=Value("form", parse_form),
-        default="table",
-        show_default=True,
-        metavar="FORM",
-        help="Form of the output: table, wide, json, yaml, name, jsonpath=TEMPLATE or custom-columns=SPEC.",
-        shell_complete=complete_form,
-    ),
-    click.Option(
-        ["--no-headers"], is_flag=True, help="Leave out headings and summaries of tables."
-    ),
-)
+
+
+def output_options(forms: Sequence[str]) -> tuple[click.Option, ...]:
+    """Returns the options of the output of a command that has *forms* of its own."""
+    listed = "".join([f"{form}, " for form in forms])
+    return (
+        click.Option(
+            ["-o", "--output", "form"],
+            type=Value("form", functools.partial(parse_form, more=forms)),
+            default="table",
+            show_default=True,
+            metavar="FORM",
+            help=f"Form of the output: table, wide, {listed}json, yaml, name, jsonpath=TEMPLATE or "
+            "custom-columns=SPEC.",
+            shell_complete=complete_form,
+        ),
+        click.Option(
+            ["--no-headers"], is_flag=True, help="Leave out headings and summaries of tables."
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,13 +368,19 @@ class PeopleCommand(click.Command):
 
 
 def people_command(
-    name: str, *, examples: str, of_cluster: bool = True, has_forms: bool = True
+    name: str,
+    *,
+    examples: str,
+    of_cluster: bool = True,
+    has_forms: bool = True,
+    forms: Sequence[str] = (),
 ) -> Callable[..., click.Command]:
     """Declares a command for people by a function that has the command's own arguments and options.
 
     *examples*: lines of a shell, for its help. *of_cluster*: the command has the options of the access, and the
     function takes ``client``. *has_forms*: the command has the options of the output, and the function takes ``style``
-    and returns an `Answer`, or ``None`` if it has printed everything itself.
+    and returns an `Answer`, or ``None`` if it has printed everything itself. *forms*: of the text, beside the usual
+    ones.
     """
 
     def declare(function: Callable[..., Answer | None]) -> click.Command:
@@ -405,7 +417,7 @@ def people_command(
             command.params.extend(CLIENT_OPTIONS)
             command.params.extend(COMMON_OPTIONS)
         if has_forms:
-            command.params.extend(OUTPUT_OPTIONS)
+            command.params.extend(output_options(forms))
         return command
 
     return declare

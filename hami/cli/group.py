@@ -23,7 +23,11 @@ _SHORT_WITH_VALUE = re.compile(r"\A(-[A-Za-z])=(.+)\Z", re.DOTALL)
 
 PEOPLE = dict.fromkeys(
     ("audit", "capacity", "explain", "replay", "simulate", "snapshot", "top"), "hami.cli.people"
-) | {"resize": "hami.cli.resize", "options": "hami.cli.client"}
+) | {
+    "resize": "hami.cli.resize",
+    "usage": "hami.cli.usage",
+    "options": "hami.cli.client",
+}
 """The commands for people, and the module that has them."""
 LOCAL = {"dashboard": "hami.cli.local_dashboard"}
 """Commands for people that only the plugin has: hami's own of this name is the program in the cluster."""

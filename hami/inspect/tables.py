@@ -25,16 +25,19 @@ _NOT_PRINTABLE = re.compile(r"[^\n\x20-\x7e]")  # and others, which :func:`_esca
 _PRINTED = re.compile(r"[^\n\t]+")  # of a template
 _FULL, _HIGH = 0.95, 0.6  # shares from which a meter is red, or yellow
 FORMS = ("table", "wide", "json", "yaml", "name")
+CSV, FOCUS = "csv", "focus"
+"""Forms of some commands."""
 TEMPLATES = ("jsonpath", "custom-columns")
 """Forms that are followed by ``=`` and what to show."""
 
 
-def parse_form(text: str) -> str:
-    """Returns a form of the output. Raises: MalformedInput for what is none."""
+def parse_form(text: str, more: Sequence[str] = ()) -> str:
+    """Returns a form of the output: one of FORMS, of TEMPLATES or of *more*. Raises: MalformedInput for what is
+    none."""
     kind, equals, template = text.partition("=")
-    if text in FORMS or (kind in TEMPLATES and template):
+    if text in (*FORMS, *more) or (kind in TEMPLATES and template):
         return text
-    expected = ", ".join([*FORMS, *(f"{name}=…" for name in TEMPLATES)])
+    expected = ", ".join([*FORMS, *more, *(f"{name}=…" for name in TEMPLATES)])
     raise MalformedInput("output", text, f"expected one of {expected}")
 
 
@@ -81,7 +84,7 @@ class Style:
     @property
     def is_document(self) -> bool:
         """Reports whether the output is made of a document: JSON, YAML, or parts of it."""
-        return self.form not in ("table", "wide")
+        return self.form not in ("table", "wide", CSV, FOCUS)
 
 
 def versioned(kind: str, document: object) -> dict[str, Any]:
