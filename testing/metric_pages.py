@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from hami.codec.health import DeviceHealth
 from hami.codec.keys import MIG_ALLOCATIONS
 from hami.codec.mig import MigAllocation, render_mig_allocations
+from hami.codec.usage_sums import HeldAmounts, TotalKey
 from hami.devices.cards import XidEvent
 from hami.devices.inventory import DeviceInventory
 from hami.devices.xids import XidKind
@@ -25,6 +26,7 @@ from hami.plugin.holders import CardHolders
 from hami.plugin.metrics import HealthMetrics
 from hami.scheduler.cluster_metrics import families
 from hami.scheduler.metrics import Metrics, MetricSources
+from hami.scheduler.usage_metrics import UsageMetrics
 from hami.scheduling.usual_pods import UsualPod
 from hami.state.rooms import Usual
 from hami.state.store import Store
@@ -94,6 +96,8 @@ def scheduler_page() -> str:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     Metrics(registry)
+    key = TotalKey("team-a", "NVIDIA", "NVIDIA A40")
+    registry.register(UsageMetrics(lambda: {key: HeldAmounts(1, 2, 3, 4)}, lambda: 1))
     registry.register(
         MetricSources(
             reserved=lambda: 1,

@@ -100,6 +100,7 @@ BY_NAME = {
         }
     ),
     "no-clean-rejected": Component(),
+    "usage": Component(),
     "region-mount": Component(),
     "hami-limiter": Component(),
     "dra": Component(
@@ -327,6 +328,8 @@ def _overlays(chart: _Chart) -> dict[Path, str]:
         signed, mock, "DaemonSet/hami-device-plugin", "kind"
     )
     files[overlays / "cert-manager" / "certificates.yaml"] = manager.text(CERTIFICATES)
+    # beside the overlays: their `namespace` would move the Role
+    files[FOLDER / "usage" / "rbac.yaml"] = chart.render("usage").text(["scheduler/usage-rbac"])
     return files
 
 

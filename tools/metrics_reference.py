@@ -45,6 +45,7 @@ NOTES: Mapping[str, str] = MappingProxyType(
         "hami_scheduler_request_duration_seconds": "*verb*: `webhook`, `filter`, `simulate`, `preempt`, `bind`; "
         "*outcome*: `ok`, `refused` (preempt: no pod may be evicted), `error`",
         "hami_scheduler_resizes_total": "*outcome*: `booked`, `applied`, `deferred`, `infeasible`, `failed` (writes)",
+        "hami_usage_gpu_seconds_total": "of the leader, with `--usage-namespace`; so are the next three",
         "hami_usual_pod_room": "the ten most common ones: *count* devices, each with *cores* percent and *memory* MiB "
         "(or `%`), and *cpu*",
         "hami_waiting_pods": "*reason*: one of the [reasons](events.md#reasons), `New` (not tried yet), "

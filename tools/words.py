@@ -46,6 +46,7 @@ READERS = {
     "docs/resize.md": "users",
     "docs/usage.md": "users",
     "docs/vendors.md": "users",
+    "docs/accounting.md": "operators",
     "docs/alerts.md": "operators",
     "docs/events.md": "operators",
     "docs/failures.md": "operators",
