@@ -34,6 +34,7 @@ from benchmarks.realnode import realnode_rows
 from benchmarks.resize import resize_rows
 from benchmarks.rows import Row, table
 from benchmarks.trace import SEEDS, trace_rows
+from benchmarks.usage import usage_rows
 from testing import interrupts
 from testing.arguments import file_to_write, number_from
 from testing.binaries import BinariesMissing
@@ -54,6 +55,7 @@ ALL = (
     "inspect",
     "monitor",
     "trace",
+    "usage",
 )
 RESULTS = Path(__file__).parent / "results"
 WIDTH = 160
@@ -167,6 +169,8 @@ def measure(run: Run, chosen: argparse.Namespace) -> Iterator[Row]:
         yield from monitor_rows(run)
     if "trace" in chosen.groups:
         yield from trace_rows(run, chosen.lists, chosen.seeds)
+    if "usage" in chosen.groups:
+        yield from usage_rows(run)
 
 
 def yardstick_rows() -> Iterator[Row]:

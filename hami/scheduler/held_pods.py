@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from itertools import chain
-from typing import NamedTuple
+
+import msgspec
 
 from hami.codec.times import parse_time
 from hami.codec.usage_sums import (
@@ -34,7 +35,7 @@ from hami.state.store import Store
 from hami.vendors.spec import CoreUnit
 
 MAX_ENDED = 50_000  # that are remembered of those which have ended
-KINDS = 4096  # whose pods share a record of what they hold
+KINDS = 16_384  # of pods that hold the same; these share a record of it
 DEVICE_PLUGIN, DRA = "device-plugin", "dra"
 """Allocation modes."""
 UNKNOWN = "unknown"
@@ -44,7 +45,7 @@ _WHOLE = 1000  # thousandths of a device
 Charges = tuple[tuple[str, tuple[Charge, ...]], ...]
 
 
-class _OpenPod(NamedTuple):
+class _OpenPod(msgspec.Struct, frozen=True, gc=False):
     charges: Charges
     begin: int
     held: HeldDevices
@@ -109,10 +110,6 @@ class HeldPods:
         self._ended: deque[HeldInterval] = deque(maxlen=MAX_ENDED)
         self._ended_uids: dict[str, None] = {}
         self._ledger: Ledger | None = None
-
-    def __len__(self) -> int:
-        """Returns how many pods hold devices."""
-        return len(self._open)
 
     def upsert(self, pod: Pod, as_of: float = -math.inf) -> None:
         """Takes *pod* as a sink does."""

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
+import msgspec
+
 from hami.codec.usage_sums import (
     DAY_S,
     HOUR_S,
@@ -35,6 +37,8 @@ MAX_KEYS = 4000
 """Keys of a day; the pods of others are summed up by namespace and vendor, and beyond twice as many all together."""
 MAX_OWNERS = 5000
 """Workloads of a day; all others are one."""
+MAX_PARTS = 16_384
+"""Records of what pods hold that are shared by those that begin later."""
 MAX_ENDED = 31
 """Days that have ended and wait until they are kept elsewhere."""
 GAP_S = 15 * 60
@@ -69,7 +73,7 @@ class _Part(NamedTuple):
     amounts: HeldAmounts
 
 
-class _Open(NamedTuple):
+class _Open(msgspec.Struct, frozen=True, gc=False):
     since: int
     parts: tuple[_Part, ...]
 
@@ -100,19 +104,16 @@ class Ledger:
         self._rates: dict[UsageKey, list[int]] = {}
         self._owner_rates: dict[OwnerKey, list[int]] = {}
         self._open: dict[str, _Open] = {}
+        self._parts: dict[HeldDevices, tuple[_Part, ...]] = {}  # of pods that have begun today
         self._changes: list[_Change] = []  # after the moment that is settled
         self._ended: list[UsageDay] = []
-
-    def __len__(self) -> int:
-        """Returns how many pods hold devices."""
-        return len(self._open)
 
     def begin(self, uid: str, held: HeldDevices, at: int) -> None:
         """Records that the pod holds devices since *at*. What lies before the settled moment is in the sums already."""
         if uid in self._open:
             return
         since = max(at, self.settled)
-        parts = tuple([self._part(held, key, amounts) for key, amounts in held.parts])
+        parts = self._parts_of(held)
         self._open[uid] = _Open(since, parts)
         self._changes.append(_Change(since, 1, parts))
 
@@ -138,6 +139,16 @@ class Ledger:
         for day in days:
             if day in self._ended:
                 self._ended.remove(day)
+
+    def _parts_of(self, held: HeldDevices) -> tuple[_Part, ...]:
+        """Returns the parts of what a pod holds; pods of one workload share them."""
+        parts = self._parts.get(held)
+        if parts is None:
+            if len(self._parts) >= MAX_PARTS:
+                self._parts.clear()
+            made = [self._part(held, key, amounts) for key, amounts in held.parts]
+            parts = self._parts[held] = tuple(made)
+        return parts
 
     def _part(self, held: HeldDevices, key: UsageKey, amounts: HeldAmounts) -> _Part:
         """Returns a part with keys of which there are not too many."""
@@ -210,6 +221,7 @@ class Ledger:
             _add_to(self._totals.setdefault(total, list(NOTHING_HELD)), amounts, 1)
         self._start = self._recorded_from = self.settled
         self._gaps = [gap for gap in self._gaps if gap.end > self.settled]
+        self._parts.clear()
         self._hours = dict.fromkeys(self._rates, _NO_HOURS)
         self._owners = {key: list(NOTHING_HELD) for key in self._owner_rates}
         self._fold_totals()

@@ -60,7 +60,7 @@ def normal(items: list[Object]) -> dict[str, Object]:
             for label in OF_HELM & labels.keys():
                 del labels[label]
             notes = place.get("metadata", {}).get("annotations", {})
-            for note in [key for key in notes if key.startswith("checksum/")]:
+            for note in [key for key in notes if key.startswith(("checksum/", "helm.sh/"))]:
                 del notes[note]
             if place.get("metadata", {}).get("annotations") == {}:
                 del place["metadata"]["annotations"]
@@ -137,6 +137,11 @@ SETTINGS: dict[str, tuple[str, list[str], Object]] = {
         ["remediation"],
         {"scheduler": {"remediation": {"mode": "evict"}}},
     ),
+    "usage": (
+        "overlays/self-signed",
+        ["usage"],
+        {"scheduler": {"usage": {"namespace": "hami-usage"}}},
+    ),
     "no-clean-rejected": (
         "overlays/self-signed",
         ["no-clean-rejected"],
@@ -166,6 +171,8 @@ def test_every_component_has_a_value():
 def test_chart_and_overlay_have_the_same_objects(helm, tmp_path, case):
     overlay, components, values = SETTINGS[case]
     more: Object = {}
+    if "usage" in components:  # what is in a namespace of its own
+        more = {"resources": [f"manifests/{overlay}", "manifests/usage"]}
     if content := values.get("device-config"):
         (tmp_path / "device-config.yaml").write_text(content["content"])
         more = {
@@ -1126,6 +1133,25 @@ def test_limits_of_remediation_are_flags(helm):
         "--remediation-rate=1.5",
     ]
     assert "ClusterRole/hami-scheduler-remediation" not in by_name(helm)
+
+
+def test_usage_is_recorded_in_a_namespace_that_stays(helm):
+    values = {"namespace": "records", "interval": "1m", "keepDays": 30}
+    items = by_name(helm, scheduler={"usage": values})
+    command = container(items, "Deployment/hami-scheduler", 1)["command"]
+    assert [flag for flag in command if "usage" in flag] == [
+        "--usage-interval=1m",
+        "--usage-keep-days=30",
+        "--usage-namespace=records",
+    ]
+    kept = items["Namespace/records"]["metadata"]["annotations"]
+    assert kept == {"helm.sh/resource-policy": "keep"}
+    for kind in ("Role", "RoleBinding"):
+        assert items[f"{kind}/hami-scheduler-usage"]["metadata"]["namespace"] == "records"
+    subject = items["RoleBinding/hami-scheduler-usage"]["subjects"][0]
+    account = items["ServiceAccount/hami-scheduler-extender"]["metadata"]
+    assert (subject["name"], subject["namespace"]) == (account["name"], account["namespace"])
+    assert "Role/hami-scheduler-usage" not in by_name(helm)
 
 
 def alerts_in(items: dict[str, Object]) -> list[Object]:
