@@ -73,11 +73,11 @@ class UsageStage:
 
 
 class UsageReplica:
-    """One replica. *leads* and *watches*: whether it leads, and whether its watch is connected."""
+    """One replica. *leads*: whether it leads. *silence*: seconds since its watch has shown something."""
 
     def __init__(self, stage: UsageStage, *, nodes: Iterable[Node] = (NODE,), **settings: object):
         self.stage = stage
-        self.leads = self.watches = True
+        self.leads, self.silence = True, 0.0
         self._version = 0
         self.store = Store(
             ONLY_NVIDIA, Policies(), clock=lambda: stage.monotonic, now=self._time_of_day
@@ -90,7 +90,7 @@ class UsageReplica:
             self.held,
             Settings(usage_namespace=NAMESPACE, **settings),
             leads=lambda: self.leads,
-            is_watching=lambda: self.watches,
+            silence=lambda: self.silence,
             clock=lambda: stage.monotonic,
             now=self._time_of_day,
         )
@@ -117,6 +117,11 @@ class UsageReplica:
     def record(self, after: int = 300) -> None:
         """Takes a step after so many seconds."""
         self.stage.wait(after)
+        self.step()
+
+    def step(self) -> None:
+        """Takes a step, as the thread of the recorder does."""
+        self.recorder.beat()
         self.recorder.step()
 
     def _show(self, shown: Pod) -> None:

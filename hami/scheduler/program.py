@@ -251,7 +251,7 @@ class SchedulerProgram:
             pods,
             self._settings,
             leads=self._leadership.leads,
-            is_watching=self._watches.is_watching_pods,
+            silence=self._watches.ages()["pods"],
             clock=time.monotonic,
             now=utc_now,
         )

@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 
 LAG_S = 30
 """How far back the moment lies until which all is recorded; no more than one interval."""
+MAX_SILENCE_S = 7 * DAY_S  # of the watch of pods; it may be endless
 PERIOD_S = 1.0  # between looks at the leadership
 RETRY_S = 10.0  # after a write that failed
 OWNERS_DAYS = 62
@@ -58,8 +59,8 @@ PRUNED_AT_ONCE = 10  # objects: each may have half a MiB
 
 
 class UsageRecorder(Task):
-    """Records while this replica *leads*, and the watch of pods is connected (*is_watching*). *clock* is monotonic,
-    *now* is the time of day in UTC."""
+    """Records while this replica *leads*, as far as the watch of pods has come: *silence* are the seconds since it has
+    shown something. *clock* is monotonic, *now* is the time of day in UTC."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class UsageRecorder(Task):
         settings: Settings,
         *,
         leads: Callable[[], bool],
-        is_watching: Callable[[], bool],
+        silence: Callable[[], float],
         clock: Callable[[], float],
         now: Callable[[], datetime],
     ) -> None:
@@ -80,11 +81,11 @@ class UsageRecorder(Task):
         self._lag_s = min(LAG_S, int(self._interval_s))
         self._keep_days = settings.usage_keep_days
         self._leads = leads
-        self._is_watching = is_watching
+        self._silence = silence
         self._clock = clock
         self._now = now
         self._version: str | None = None  # of the object that was read; None before
-        self._due = -math.inf
+        self._record_at = -math.inf
         self._recorded: UsageSums | None = None
 
     def counters(self) -> Mapping[TotalKey, HeldAmounts]:
@@ -103,8 +104,8 @@ class UsageRecorder(Task):
         if not self._leads():
             self._forget()
             return PERIOD_S
-        if self._clock() < self._due:
-            return min(PERIOD_S, self._due - self._clock())
+        if self._clock() < self._record_at:
+            return min(PERIOD_S, self._record_at - self._clock())
         self._try()
         return PERIOD_S
 
@@ -117,9 +118,8 @@ class UsageRecorder(Task):
         try:
             if self._version is None:
                 self._take_over()
-            if self._is_watching():
-                self._record()
-            self._due = self._clock() + self._interval_s
+            self._record()
+            self._record_at = self._clock() + self._interval_s
         except Conflict:
             log.warning("usage was recorded by another leader, which is read")
             self._forget()
@@ -130,19 +130,19 @@ class UsageRecorder(Task):
             self._retry(error)
         except NewerUsage as error:
             log.error("usage is not recorded: a later version did", extra={"error": error})
-            self._due = self._clock() + self._interval_s
+            self._record_at = self._clock() + self._interval_s
         except (ClusterError, MalformedInput) as error:
             self._retry(error)
 
     def _retry(self, error: HamiError) -> None:
         fields = {"namespace": self._namespace, "error": error}
         log.warning("usage is not recorded yet, will retry", extra=fields)
-        self._due = self._clock() + RETRY_S
+        self._record_at = self._clock() + RETRY_S
 
     def _forget(self) -> None:
         """Forgets the ledger, which another leader continues."""
         self._version = self._recorded = None
-        self._due = -math.inf
+        self._record_at = -math.inf
         self._held.drop()
 
     def _take_over(self) -> None:
@@ -164,9 +164,13 @@ class UsageRecorder(Task):
         self._version = version
 
     def _record(self) -> None:
-        """Writes the sums until a moment ago, and before them the days that have ended. Raises: ClusterError."""
+        """Writes the sums until a moment ago, and before them the days that have ended; nothing if no time has been
+        settled. Raises: ClusterError."""
         assert self._version is not None
-        sums, days = self._held.checkpoint(self._seconds() - self._lag_s)
+        lag_s = max(self._lag_s, min(self._silence(), MAX_SILENCE_S))
+        sums, days = self._held.checkpoint(int(self._now().timestamp() - lag_s))
+        if sums.settled == self.settled() and not days:
+            return
         if days:
             self._write_days(days)
         record = render_current(self._namespace, self._version, sums)

@@ -31,7 +31,7 @@ def stage() -> UsageStage:
 def begun(stage: UsageStage, **settings: object) -> UsageReplica:
     """A replica that has begun to record 300 seconds ago."""
     replica = UsageReplica(stage, **settings)
-    replica.recorder.step()
+    replica.step()
     replica.record()
     return replica
 
@@ -130,7 +130,7 @@ def test_a_resize_counts_from_when_it_is_booked(stage):
 
 def test_a_device_that_its_node_does_not_name_counts_whole(stage):
     replica = UsageReplica(stage, nodes=())
-    replica.recorder.step()
+    replica.step()
     replica.put(bound("a", stage.now, cores=0))
     replica.record()
     ((key, amounts),) = stage.sums().day.sums().items()
@@ -151,7 +151,7 @@ def test_the_next_leader_goes_on(stage):
     second.put(ended(pods[0], stage.now - 20))
     second.delete(pods[1])  # it ended and went after the last record
     first.leads, second.leads = False, True
-    second.recorder.step()
+    second.step()
     second.record()
     assert stage.seconds() == 320 + 340 + (340 + 300 - LAG_S)
 
@@ -164,7 +164,7 @@ def test_a_leader_that_has_just_started_counts_pods_that_have_ended_since(stage)
     stage.wait(40)
     stage.pods[pod.ref.uid] = ended(pod, stage.now - 10)
     second = UsageReplica(stage)
-    second.recorder.step()
+    second.step()
     second.record()
     assert stage.seconds() == 330
     second.relist()
@@ -175,14 +175,14 @@ def test_a_leader_that_has_just_started_counts_pods_that_have_ended_since(stage)
 def test_of_two_leaders_one_is_refused_and_reads_what_the_other_wrote(stage):
     first = begun(stage)
     second = UsageReplica(stage)
-    second.recorder.step()
+    second.step()
     for replica in (first, second):
         replica.put(bound("a", stage.now))
     stage.wait(300)
-    second.recorder.step()
-    first.recorder.step()
+    second.step()
+    first.step()
     assert first.recorder.settled() is None
-    first.recorder.step()
+    first.step()
     first.record()
     second.record()
     assert stage.seconds() == 600 - LAG_S
@@ -205,7 +205,7 @@ def test_what_is_not_recorded_is_in_no_metric(stage):
     replica.record()
     assert generate_latest(registry).decode() == page
     replica.leads = False
-    replica.recorder.step()
+    replica.step()
     assert "135.0" not in generate_latest(registry).decode()
 
 
@@ -219,15 +219,15 @@ def test_a_write_that_failed_is_tried_again_with_all_that_has_come(stage):
     assert stage.seconds() == 4 * 300 - LAG_S
 
 
-def test_while_the_watch_is_interrupted_nothing_is_settled(stage):
+def test_while_the_watch_is_silent_nothing_is_settled(stage):
     replica = begun(stage)
     pod = bound("a", stage.now)
     replica.put(pod)
-    replica.watches = False
+    replica.silence = 7200.0
     replica.record(7200)
     stage.pods[pod.ref.uid] = ended(pod, stage.now - 7000)
     replica.relist()
-    replica.watches = True
+    replica.silence = 0.0
     replica.record()
     assert stage.seconds() == 200
 
@@ -277,7 +277,7 @@ def test_sums_of_a_time_far_in_the_future_are_kept_aside(stage):
     sums = replace(sums, day=replace(sums.day, start=day_start(sums.settled)))
     stage.fake.put_config_map(render_current(NAMESPACE, "", sums))
     second = UsageReplica(stage)
-    second.recorder.step()
+    second.step()
     assert stage.sums().settled < stage.now
     assert (NAMESPACE, UNREADABLE) in stage.fake.config_maps
 
@@ -309,7 +309,7 @@ def test_a_day_that_has_ended_moves_to_objects_of_its_own(stage):
 def test_a_leader_that_is_none_writes_no_day(stage):
     first = begun(stage)
     second = UsageReplica(stage)
-    second.recorder.step()
+    second.step()
     second.record()
     first.put(bound("a", stage.now))
     first.record(DAY_S)
