@@ -4,6 +4,7 @@
 #include "process.h"
 #include "shares.h"
 #include "slots.h"
+#include "suspend.h"
 
 enum { TRIES = 3 };
 
@@ -48,7 +49,9 @@ static uint64_t usage_with(const struct vgpu_process *process, int d, uint64_t m
         sum.imported = vgpu_add(sum.imported, more);
     else
         sum.counted = vgpu_add(sum.counted, more);
-    vgpu_region_others(process->region, process->slot, d, &sum);
+    /* The driver lets this process wait until it is woken, and then there must be room for it with all that it counts by then. */
+    if (!vgpu_is_own_suspended(process))
+        vgpu_region_others(process->region, process->slot, d, &sum);
     return vgpu_add(sum.counted, vgpu_less(sum.imported, sum.exported));
 }
 
@@ -266,6 +269,14 @@ uint64_t vgpu_usage(int d)
     uint64_t usage = usage_with(process, d, 0, PART_DATA, recorded);
     vgpu_unlock(&process->lock);
     return usage;
+}
+
+bool vgpu_is_within(int d)
+{
+    vgpu_lock(&vgpu_process.lock);
+    bool within = fits(&vgpu_process, d, 0, PART_DATA);
+    vgpu_unlock(&vgpu_process.lock);
+    return within;
 }
 
 uint64_t vgpu_counted(int d)

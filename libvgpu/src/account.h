@@ -42,6 +42,7 @@ void vgpu_unimport(int d, uint64_t before, uint64_t after, enum vgpu_part part, 
  * hold the same, the largest counts. */
 uint64_t vgpu_usage(int d);
 uint64_t vgpu_counted(int d); /* by this process */
+bool vgpu_is_within(int d);   /* the container's limit */
 
 /* Frees slots of dead processes if that has not been done within the last second. For those who only look. */
 void vgpu_tidy(void);

@@ -5,6 +5,7 @@
 #include "pool.h"
 #include "process.h"
 #include "resolve.h"
+#include "suspend.h"
 
 int cuInit(uint32_t flags)
 {
@@ -36,6 +37,7 @@ int cuMemGetInfo_v2(void *free, void *total)
     if (vgpu_current(&d, NULL)) {
         static _Atomic uint32_t calls;
         vgpu_refresh();
+        vgpu_suspend_look();
         if (UNLIKELY((atomic_fetch_add_explicit(&calls, 1, memory_order_relaxed) & 15) == 0))
             vgpu_tidy();
         vgpu_pools_look(d);

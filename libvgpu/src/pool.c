@@ -6,6 +6,7 @@
 #include "log.h"
 #include "process.h"
 #include "resolve.h"
+#include "suspend.h"
 #include "tag.h"
 
 #include <string.h>
@@ -297,6 +298,7 @@ bool vgpu_pools_trim(int d)
 
 int vgpu_reserve(int d, uint64_t bytes, enum vgpu_part part)
 {
+    vgpu_suspend_look();
     int result = vgpu_charge(d, bytes, part);
     if (UNLIKELY(result == CUDA_OUT_OF_MEMORY) && vgpu_pools_trim(d))
         result = vgpu_charge(d, bytes, part);
@@ -305,6 +307,7 @@ int vgpu_reserve(int d, uint64_t bytes, enum vgpu_part part)
 
 int vgpu_reserve_import(int d, uint64_t before, uint64_t after, enum vgpu_part part, struct vgpu_share *share)
 {
+    vgpu_suspend_look();
     int result = vgpu_import(d, before, after, part, share);
     if (UNLIKELY(result == CUDA_OUT_OF_MEMORY) && vgpu_pools_trim(d))
         result = vgpu_import(d, before, after, part, share);

@@ -312,7 +312,7 @@ __attribute__((destructor)) static void leave(void)
         for (int part = 0; part < PART_COUNT; part++)
             has_memory |= process->counted[d][part] != 0;
     if (has_memory) {
-        atomic_store(&slot->status, 0);
+        atomic_store(&slot->status, SLOT_ENDED);
         return;
     }
     vgpu_slot_release(process->region, slot);

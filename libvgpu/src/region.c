@@ -205,17 +205,23 @@ uint32_t vgpu_region_number(struct region *region, uint32_t pid, bool on_host)
     return 0;
 }
 
-uint32_t vgpu_region_host_number(struct region *region, uint32_t pid)
+struct region_slot *vgpu_region_slot(struct region *region, uint32_t pid)
 {
     int used = vgpu_region_used(region);
     for (int i = 0; i < used; i++) {
-        const struct region_slot *slot = &region->slot[i];
+        struct region_slot *slot = &region->slot[i];
         int32_t number = slot->pid;
         if (number > 0 && (uint32_t)number == pid && !vgpu_is_elsewhere(slot->identity)
             && !vgpu_is_dead(number, slot->identity))
-            return (uint32_t)slot->host_pid;
+            return slot;
     }
-    return 0;
+    return NULL;
+}
+
+uint32_t vgpu_region_host_number(struct region *region, uint32_t pid)
+{
+    const struct region_slot *slot = vgpu_region_slot(region, pid);
+    return slot ? (uint32_t)slot->host_pid : 0;
 }
 
 void vgpu_region_others(struct region *region, int own, int d, struct vgpu_sum *sum)
@@ -224,7 +230,7 @@ void vgpu_region_others(struct region *region, int own, int d, struct vgpu_sum *
     for (int i = 0; i < used; i++) {
         struct region_memory *memory = &region->slot[i].memory[d];
         sum->counted = vgpu_add(sum->counted, atomic_load_explicit(&memory->uncounted, memory_order_relaxed));
-        if (i == own)
+        if (i == own || UNLIKELY(atomic_load(&region->slot[i].status) == SLOT_SUSPENDED))
             continue;
         /* The total first: its owner publishes it last. */
         sum->counted = vgpu_add(sum->counted, atomic_load(&memory->total));

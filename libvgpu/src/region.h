@@ -12,6 +12,9 @@
 
 enum { REGION_MAGIC = 19920718, REGION_MAJOR = 1, REGION_MINOR = 2, REGION_SLOTS = 1024, REGION_FILE = 2008953 };
 
+/* HAMi's numbers. What a suspended process counts is on no card. */
+enum region_status { SLOT_ENDED, SLOT_RUNS, SLOT_SUSPENDED };
+
 struct region_memory {
     _Atomic uint64_t context, module, data, offset, total;
     _Atomic uint64_t uncounted; /* by our monitor: bytes on the host beyond `total` */
@@ -37,7 +40,7 @@ struct region_slot {
     struct region_memory memory[VGPU_DEVICES];
     _Atomic uint64_t monitor_used[VGPU_DEVICES];
     struct region_utilization utilization[VGPU_DEVICES];
-    _Atomic int32_t status; /* 0: has ended, 1: runs */
+    _Atomic int32_t status; /* of enum region_status */
     int32_t padding;
     _Atomic uint64_t sequence; /* always even: our readers never wait for it */
     _Atomic uint64_t identity; /* PID namespace in the upper half, start time in the lower; 0: not yet known */
@@ -106,7 +109,10 @@ uint32_t vgpu_region_number(struct region *region, uint32_t pid, bool on_host);
  * written it. */
 uint32_t vgpu_region_host_number(struct region *region, uint32_t pid);
 
-/* Adds what all other slots count on device d. Of what is imported, the largest remains. */
+/* The slot of the process with that number here, which lives. NULL: it has none. */
+struct region_slot *vgpu_region_slot(struct region *region, uint32_t pid);
+
+/* Adds what all other slots count on device d, but for those of suspended processes. Of what is imported, the largest remains. */
 struct vgpu_sum {
     uint64_t counted, exported, imported;
 };

@@ -54,6 +54,12 @@ uint64_t vgpu_shares_version(const struct region *region)
     return atomic_load(&region->slot[0].utilization[0].record.name);
 }
 
+void vgpu_shares_changed(struct region *region)
+{
+    if (vgpu_shares_version(region))
+        changed(region);
+}
+
 uint64_t vgpu_share_block(struct region *region, uint64_t name)
 {
     uint32_t used = used_records(region);
@@ -144,8 +150,8 @@ void vgpu_shares_drop(struct region *region, int owner, bool exported, uint64_t 
             vgpu_share_remove(region, owner, i);
     }
     /* The process may have been killed between a change and its notice. */
-    if (!block && vgpu_shares_version(region))
-        changed(region);
+    if (!block)
+        vgpu_shares_changed(region);
 }
 
 /* A block in the records that are summed up. */
@@ -168,6 +174,11 @@ static uint64_t see(struct vgpu_table *seen, uint64_t block, uint64_t bytes, boo
     return 0;
 }
 
+static bool is_suspended(struct region *region, int owner)
+{
+    return owner >= 0 && owner < REGION_SLOTS && atomic_load(&region->slot[owner].status) == SLOT_SUSPENDED;
+}
+
 uint64_t vgpu_shares_sum(struct region *region, int d, const struct vgpu_share *more, uint64_t bytes)
 {
     struct vgpu_table seen = {0};
@@ -176,7 +187,7 @@ uint64_t vgpu_shares_sum(struct region *region, int d, const struct vgpu_share *
     for (uint32_t i = 1; i <= used; i++) {
         struct region_record *record = at(region, i);
         struct state state = unpack(atomic_load(&record->state));
-        if (state.bytes && state.device == d)
+        if (state.bytes && state.device == d && !is_suspended(region, state.owner))
             sum = vgpu_add(sum, see(&seen, atomic_load(&record->block), state.bytes, state.exported));
     }
     for (uint64_t i = 0; i < seen.capacity; i++) {

@@ -28,7 +28,10 @@ void vgpu_share_remove(struct region *region, int owner, uint32_t record);
  * all if that is 0. */
 void vgpu_shares_drop(struct region *region, int owner, bool exported, uint64_t block);
 
-/* Bytes on device d that processes hold and that none of them counts itself: those of each block once. Also with a
+/* What records count may have changed otherwise than by a record. */
+void vgpu_shares_changed(struct region *region);
+
+/* Bytes on device d that processes hold, suspended ones aside, and that none of them counts itself: those of each block once. Also with a
  * block that a process is about to import, if that is not NULL. */
 uint64_t vgpu_shares_sum(struct region *region, int d, const struct vgpu_share *more, uint64_t bytes);
 

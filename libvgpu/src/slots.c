@@ -30,7 +30,7 @@ static void announce(struct region *region, int at)
 static void zero(struct region *region, struct region_slot *slot)
 {
     int number = (int)(slot - region->slot);
-    atomic_store(&slot->status, 0);
+    atomic_store(&slot->status, SLOT_ENDED);
     VGPU_POINT(20);
     vgpu_shares_drop(region, number, true, 0); /* first: what others still hold is missing at no instant */
     for (int d = 0; d < VGPU_DEVICES; d++) {
@@ -131,9 +131,16 @@ int vgpu_slot_claim(struct region *region, const char *path)
     VGPU_POINT(26);
     announce(region, at);
     VGPU_POINT(27);
-    atomic_store(&slot->status, 1);
+    atomic_store(&slot->status, SLOT_RUNS);
     VGPU_POINT(28);
     return at;
+}
+
+void vgpu_slot_suspend(struct region *region, struct region_slot *slot, bool suspended)
+{
+    int32_t from = suspended ? SLOT_RUNS : SLOT_SUSPENDED;
+    if (atomic_compare_exchange_strong(&slot->status, &from, suspended ? SLOT_SUSPENDED : SLOT_RUNS))
+        vgpu_shares_changed(region);
 }
 
 static bool has_counts(struct region_slot *slot)

@@ -283,7 +283,7 @@ class Builds:
     def _driver_sources(self, folder: Path) -> list[Path]:
         """Returns the sources of the fake libcuda.so.1. *folder*: with those that are generated."""
         fake = SOURCE / "tests" / "fake"
-        names = ("machine.c", "card.c", "groups.c", "fakecuda.c", "oldcuda.c")
+        names = ("machine.c", "card.c", "groups.c", "fakecuda.c", "oldcuda.c", "suspend.c")
         generated = ("stubs.c", "table.c")
         return [*(fake / name for name in names), *(folder / "cuda" / name for name in generated)]
 

@@ -6,6 +6,7 @@ Prints the names of the functions. Usage: hooked.py COMPUTE_FILE, as test_hooks.
 import ctypes
 import os
 import struct
+import subprocess
 import sys
 from pathlib import Path
 
@@ -305,6 +306,38 @@ def modules():
         change(-MODULE, "cuLibraryUnload", make(MODULE, name, given, 0, 0, 0, 0, 0, 0))
 
 
+TARGET = """
+import ctypes, sys
+cu = ctypes.CDLL("libcuda.so.1")
+place = ctypes.c_uint64()
+cu.cuInit(0)
+cu.cuDevicePrimaryCtxRetain(ctypes.byref(place), 0)
+cu.cuCtxSetCurrent(place)
+cu.cuMemAlloc_v2(ctypes.byref(place), ctypes.c_uint64(32 << 20))
+print(flush=True)
+sys.stdin.read()
+cu.cuDevicePrimaryCtxReset_v2(0)
+"""
+
+
+def suspended_processes():
+    """Another process, with 32 MiB beside its context, is suspended and woken in both ways."""
+    storage = ctypes.POINTER(ctypes.c_uint64)()
+    own = numbers("<Q", ctypes.addressof(storage))
+    remapped = numbers("<QQQ", 0, 0, ctypes.addressof(storage))
+    held, pipe = CONTEXT + 32 * MIB, subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", TARGET], stdin=pipe, stdout=pipe) as target:
+        target.stdout.readline()
+        change(0, "cuCheckpointProcessLock", target.pid, 0)
+        change(-held, "cuCheckpointProcessCheckpoint", target.pid, 0)
+        change(held, "cuCheckpointProcessRestore", target.pid, 0)
+        change(0, "cuCheckpointProcessCheckpoint", target.pid, own)
+        change(-held, "cuCheckpointOperationComplete", storage[0])
+        change(held, "cuCheckpointProcessRestore", target.pid, remapped)
+        change(0, "cuCheckpointOperationComplete", storage[0])
+        change(0, "cuCheckpointProcessUnlock", target.pid, 0)
+
+
 def launch(name, *arguments):
     """The driver has no events: with them, a launch may give back what the measurement of another has shown."""
     before = spent()
@@ -424,6 +457,7 @@ for part in (
     arrays,
     information,
     modules,
+    suspended_processes,
     launches,
     captures,
     graphs,

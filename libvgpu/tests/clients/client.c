@@ -43,7 +43,9 @@
     X(cuMemImportFromShareableHandle) X(cuImportExternalMemory) X(cuDestroyExternalMemory) X(cuMulticastCreate) \
     X(cuMulticastBindMem) X(cuMulticastBindAddr) X(cuMulticastUnbind) X(cuMemcpyHtoD_v2) X(cuMemcpyDtoH_v2) \
     X(cuCtxSetLimit) X(cuEventCreate) X(cuEventRecord) X(cuEventSynchronize) X(cuEventElapsedTime) \
-    X(cuGraphAddChildGraphNode)
+    X(cuGraphAddChildGraphNode) X(cuCheckpointProcessLock) X(cuCheckpointProcessCheckpoint) \
+    X(cuCheckpointProcessRestore) X(cuCheckpointProcessUnlock) X(cuCheckpointProcessGetState) \
+    X(cuCheckpointProcessGetRestoreThreadId) X(cuCheckpointOperationComplete)
 
 /* Weak: a driver that is older than our headers lacks some, and the program must start nevertheless. */
 #define DECLARE(name) extern __typeof__(name) name __attribute__((weak)); static __typeof__(&name) p_##name;
@@ -212,6 +214,31 @@ static CUresult allocate(const char *kind, uint64_t size, uint64_t second, uint6
         abort();
     *place = address;
     return result;
+}
+
+/* A step of suspending the process with that number, or of waking it. `copy` and `fetch` use storage of this process, until
+ * `complete`. Lock waits for so many milliseconds, 0: as long as it takes. */
+static CUresult suspend(const char *step, int pid, unsigned milliseconds)
+{
+    static CUcheckpointCustomStorageInfo *storage;
+    CUcheckpointLockArgs lock = {.timeoutMs = milliseconds};
+    CUcheckpointCheckpointArgs copy = {.customStorageInfo_out = &storage};
+    CUcheckpointRestoreArgs fetch = {.customStorageInfo_out = &storage};
+    if (!strcmp(step, "lock"))
+        return p_cuCheckpointProcessLock(pid, &lock);
+    if (!strcmp(step, "checkpoint"))
+        return p_cuCheckpointProcessCheckpoint(pid, NULL);
+    if (!strcmp(step, "copy"))
+        return p_cuCheckpointProcessCheckpoint(pid, &copy);
+    if (!strcmp(step, "restore"))
+        return p_cuCheckpointProcessRestore(pid, NULL);
+    if (!strcmp(step, "fetch"))
+        return p_cuCheckpointProcessRestore(pid, &fetch);
+    if (!strcmp(step, "complete"))
+        return p_cuCheckpointOperationComplete(storage->handle);
+    if (!strcmp(step, "unlock"))
+        return p_cuCheckpointProcessUnlock(pid, NULL);
+    abort();
 }
 
 static CUresult release(const char *how, uint64_t address)
@@ -1153,6 +1180,14 @@ static void command(char *line, char **argv)
     } else if (!strcmp(verb, "kernels")) { /* for a compiler that checks them */
         FILE *file = sscanf(line, "%*s %63s", text) == 1 ? fopen(text, "w") : NULL;
         printf("%d\n", file && fputs(kernels(), file) >= 0 && fclose(file) == 0 ? 0 : 1);
+    } else if (!strcmp(verb, "suspend") && sscanf(line, "%*s %63s %llu %llu", text, &a, &b) == 3) {
+        printf("%d\n", suspend(text, (int)a, (unsigned)b));
+    } else if (!strcmp(verb, "state") && sscanf(line, "%*s %llu", &a) == 1) {
+        CUprocessState state = 99;
+        int thread = 0;
+        CUresult result = p_cuCheckpointProcessGetState((int)a, &state);
+        result = result ? result : p_cuCheckpointProcessGetRestoreThreadId((int)a, &thread);
+        printf("%d %d\n", result, (int)state);
     } else if (!strcmp(verb, "exit")) {
         unsigned code = 0;
         sscanf(line, "%*s %u", &code);

@@ -64,6 +64,12 @@ struct fake_group {
     uint64_t soft[FAKE_DEVICES], hard[FAKE_DEVICES];
 };
 
+/* Of a process: its state, as cuda.h numbers them, its threads that are in the driver, and what it had on the cards. */
+struct fake_suspension {
+    _Atomic int state, inside;
+    int64_t away[FAKE_DEVICES];
+};
+
 struct fake_machine {
     _Atomic int ready;
     int32_t processes;
@@ -78,6 +84,7 @@ struct fake_machine {
     pthread_mutex_t lock, clock; /* robust; their size is that of the architecture */
     struct fake_group group[FAKE_GROUPS];
     char cgroup[FAKE_PROCESSES][FAKE_PATH]; /* of each process, its control group */
+    struct fake_suspension suspension[FAKE_PROCESSES];
 };
 
 struct fake_row {
@@ -118,6 +125,11 @@ int fake_share(int card, int64_t size, int holder, bool pooled);
 bool fake_hold(int share, int holder);
 void fake_leave(int share, int holder);
 uint64_t fake_space(void);
+
+/* Around a call of the driver by the process at that place, -1 for none: a process that is locked waits. */
+int fake_enter(int place);
+void fake_left(int *place);
+
 void fake_uuid(int device, char *text); /* 41 bytes */
 
 /* Control groups; the caller locks. */

@@ -189,6 +189,8 @@ int cuda_fake_stub(const char *name)
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
+static int place(void);
+
 static CUcontext current(void)
 {
     return depth ? stack[depth - 1] : NULL;
@@ -235,7 +237,10 @@ static bool meets(const char *name)
 
 #define NEED_MEETING if (!meets(__func__)) return CUDA_ERROR_LAUNCH_TIMEOUT
 #define CALLED say("call %s", __func__)
-#define NEED_CONTEXT if (!current()) return CUDA_ERROR_INVALID_CONTEXT
+#define JOIN(one, other) one##other
+#define NAME(one, other) JOIN(one, other)
+#define ENTERED int NAME(entered, __LINE__) __attribute__((cleanup(fake_left), unused)) = fake_enter(initialized_by ? place() : -1)
+#define NEED_CONTEXT ENTERED; if (!current()) return CUDA_ERROR_INVALID_CONTEXT
 #define NEED_NO_CAPTURE if (disturbs_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
 #define NEED_INIT if (!initialized_by) return CUDA_ERROR_NOT_INITIALIZED
 
@@ -448,6 +453,7 @@ static struct fake_process *process(void)
         if (self->pid && (self->pid != initialized_by || self->space != fake_space()))
             continue;
         memset(self, 0, sizeof *self);
+        memset(&machine->suspension[i], 0, sizeof machine->suspension[i]);
         self->start = start_time();
         self->space = fake_space();
         self->pid = initialized_by;
@@ -1039,6 +1045,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, UNUSED unsigned f
 
 CUresult cuMemFree_v2(CUdeviceptr address)
 {
+    ENTERED;
     NEED_NO_CAPTURE;
     struct block *block = find(address);
     if (block && block->kind == OPENED_MEMORY)
@@ -1682,6 +1689,7 @@ static void wait_for(CUstream stream, uint64_t kernel)
 
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
+    ENTERED;
     CALLED;
     stream = stream_of(stream);
     say("cuMemAllocFromPoolAsync %s", kind_of(stream));
@@ -1709,6 +1717,7 @@ CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream)
 
 CUresult cuMemFreeAsync(CUdeviceptr address, UNUSED CUstream stream)
 {
+    ENTERED;
     return release(address);
 }
 
@@ -1749,6 +1758,7 @@ CUresult cuMemGetAllocationGranularity(size_t *size, UNUSED const CUmemAllocatio
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *properties,
                      UNUSED unsigned long long flags)
 {
+    ENTERED;
     if (!size || size % (2 << 20))
         return CUDA_ERROR_INVALID_VALUE;
     int device = device_at(properties->location);
@@ -2110,6 +2120,7 @@ CUresult cuStreamDestroy_v2(CUstream stream)
 
 CUresult cuStreamSynchronize(CUstream stream)
 {
+    ENTERED;
     NEED_NO_CAPTURE;
     wait_for(stream_of(stream), stream_of(stream)->last);
     settle_pools();

@@ -149,6 +149,7 @@ void fake_prune(void)
         if (process->pid && is_gone(process)) {
             leave_all(i);
             memset(process, 0, sizeof *process);
+            memset(&machine->suspension[i], 0, sizeof machine->suspension[i]);
         }
     }
     memset(machine->used, 0, sizeof machine->used);
