@@ -678,9 +678,9 @@ def size_rows(builds: Builds) -> Iterator[Row]:
     yield Row(
         group=GROUP,
         what="library of the release",
-        met=max(sizes.values()) <= 130_000,
+        met=max(sizes.values()) <= 185_000,
         measured="; ".join(f"{target} {size / 1000:.0f} kB" for target, size in sizes.items()),
-        target="at most 130 kB",
+        target="at most 185 kB, 50 of them for copies",
         compared="HAMi-core: 724 kB (debug build, as it is released)",
         figures=sizes,
     )

@@ -103,6 +103,7 @@ RULES: dict[str, dict[str, object]] = {
     "prometheus.interval": {"pattern": PROMETHEUS_DURATION},
     "prometheus.rulesInterval": {"pattern": PROMETHEUS_DURATION},
     "devices.nvidia.computeBy": {"enum": ["events", "nvml", "off"]},
+    "devices.nvidia.computeOf": {"enum": ["launches", "all"]},
 }
 """What the schema says of a value beside its type."""
 EFFECTS = {"same": "same", "different": "different", "none": "no effect", "refused": "refused"}

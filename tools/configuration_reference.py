@@ -106,6 +106,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "disableCoreLimit": "does not limit the cores that containers use",
         "computeBy": "what launches are charged by: `events` around some of them, `nvml` as the monitor samples it, or "
         "nothing: `'off'`, in quotes",
+        "computeOf": "what compute limits hold: `launches`, or `all`, with copies, fills, decompression and prefetches",
         "migProfileAllowlist": "MIG instances that may be created, by model of device",
         "models": "devices whose model contains one of these words",
         "profiles": "profiles that may be created on them, such as `1g.10gb`",

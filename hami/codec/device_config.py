@@ -180,6 +180,7 @@ class NvidiaConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     lib_cuda_log_level: LogLevel = 1
     disable_core_limit: bool = False
     compute_by: Literal["events", "nvml", "off"] = "events"
+    compute_of: Literal["launches", "all"] = "launches"
     mig_profile_allowlist: tuple[MigAllowance, ...] = ()
 
 

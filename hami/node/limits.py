@@ -47,13 +47,15 @@ class DeviceLimit:
 class ContainerLimits:
     """The limits of a container. *devices*: in the driver's order. *priority*: 0 is the highest. *policy*: when cores
     are limited, ``default``, ``force`` or ``disable``. *log_level*: ``None`` for the limiter's own.
-    *compute_by*: by which launches are charged: ``events``, ``nvml`` or ``off``."""
+    *compute_by*: by which launches are charged: ``events``, ``nvml`` or ``off``. *compute_of*: what is charged:
+    ``launches``, or ``all``, copies included."""
 
     devices: tuple[DeviceLimit, ...]
     priority: int = 1
     policy: str = "default"
     log_level: int | None = None
     compute_by: str = "events"
+    compute_of: str = "launches"
 
 
 def container_limits(
@@ -87,6 +89,7 @@ def container_limits(
         policy=policy.lower() if policy.lower() in _POLICIES else "default",
         log_level=None if level is None else min(max(level, 0), 9),
         compute_by=config.nvidia.compute_by,
+        compute_of=config.nvidia.compute_of,
     )
 
 
@@ -124,6 +127,8 @@ def render_limits(limits: ContainerLimits, region: str) -> str:
     ]
     if limits.compute_by != "events":
         lines.append(f"compute-by {limits.compute_by}")
+    if limits.compute_of != "launches":
+        lines.append(f"compute-of {limits.compute_of}")
     if limits.log_level is not None:
         lines.append(f"log-level {limits.log_level}")
     for device in limits.devices:

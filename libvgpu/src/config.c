@@ -101,6 +101,12 @@ static bool parse_compute_by(const char *text, enum vgpu_compute_by *by)
     return true;
 }
 
+static bool parse_compute_of(const char *text, enum vgpu_compute_of *of)
+{
+    *of = strcmp(text, "all") ? OF_LAUNCHES : OF_ALL;
+    return *of == OF_ALL || !strcmp(text, "launches");
+}
+
 /* device UUID [memory=BYTES] [context=BYTES] [cores=PERCENT] [cores-most=PERCENT] */
 static bool parse_device(struct vgpu_config *config, char *text)
 {
@@ -157,6 +163,8 @@ static bool parse_line(struct vgpu_config *config, char *line)
         return parse_policy(value, &config->policy);
     if (!strcmp(line, "compute-by"))
         return parse_compute_by(value, &config->compute_by);
+    if (!strcmp(line, "compute-of"))
+        return parse_compute_of(value, &config->compute_of);
     if (!strcmp(line, "priority")) {
         if (!parse_number(value, INT_MAX, &number))
             return false;

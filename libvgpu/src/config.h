@@ -11,6 +11,9 @@ enum vgpu_policy { POLICY_DEFAULT, POLICY_FORCE, POLICY_DISABLE };
 /* By what launches are charged: events around some of them, the monitor's samples of NVML, or nothing at all. */
 enum vgpu_compute_by { BY_EVENTS, BY_NVML, BY_NOTHING };
 
+/* What is charged: launches, or copies, fills, decompression and moving pages, too. */
+enum vgpu_compute_of { OF_LAUNCHES, OF_ALL };
+
 struct vgpu_device {
     char uuid[UUID_TEXT]; /* empty: known by its place only */
     uint64_t memory;      /* bytes, 0: no limit */
@@ -28,6 +31,7 @@ struct vgpu_config {
     int log_level;
     enum vgpu_policy policy;
     enum vgpu_compute_by compute_by;
+    enum vgpu_compute_of compute_of;
     char region[PATH_TEXT];
     char compute[PATH_TEXT];
     struct vgpu_device device[VGPU_DEVICES];

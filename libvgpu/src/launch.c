@@ -203,7 +203,7 @@ static int limited_device(const struct vgpu_process *process)
 void vgpu_launch_begin(struct vgpu_launch *launch, void *function, uint64_t shape, void *stream, bool per_thread)
 {
     struct vgpu_process *process = &vgpu_process;
-    *launch = (struct vgpu_launch){.sample = -1, .stream = stream, .per_thread = per_thread};
+    *launch = (struct vgpu_launch){.sample = -1, .most_host = UINT64_MAX, .stream = stream, .per_thread = per_thread};
     if (UNLIKELY(!vgpu_attach()))
         return;
     uint32_t count = ++vgpu_launch_count;
@@ -260,7 +260,7 @@ void vgpu_launch_begin_config(struct vgpu_launch *launch, void *function, const 
 void vgpu_launch_end(struct vgpu_launch *launch, int result)
 {
     if (UNLIKELY(launch->sample >= 0))
-        vgpu_timing_end(launch->sample, launch->stream, launch->per_thread, result == CUDA_OK);
+        vgpu_timing_end(launch->sample, launch->stream, launch->per_thread, result == CUDA_OK, launch->most_host);
     if (UNLIKELY(result != CUDA_OK && launch->estimate)) {
         vgpu_estimate_cancel(launch->estimate, launch->cost);
         vgpu_bucket_settle(launch->bucket, -(int64_t)launch->cost);

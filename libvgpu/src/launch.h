@@ -12,6 +12,7 @@ struct vgpu_launch {
     struct vgpu_bucket *bucket;
     uint64_t cost;
     int sample;                     /* place of its events, -1: not measured */
+    uint64_t most_host;             /* nanoseconds for which the GPU waits at most for what the call does before */
     void *stream;
     bool per_thread;
 };

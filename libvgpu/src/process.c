@@ -21,6 +21,7 @@
 struct vgpu_process vgpu_process;
 _Atomic int64_t vgpu_look_at = INT64_MAX;
 _Atomic(_Atomic int32_t *) vgpu_free_recent;
+atomic_bool vgpu_copies_count;
 
 /* How the file with the limits was when it was read. */
 static struct stat seen;
@@ -82,6 +83,15 @@ static int most_cores(const struct vgpu_config *config, int d, int cores)
     return config->device[d].cores_most ? config->device[d].cores_most : 100;
 }
 
+static bool counts_copies(const struct vgpu_process *process, const struct vgpu_config *config)
+{
+    bool limited = false;
+    for (int d = 0; d < VGPU_DEVICES; d++)
+        limited |= atomic_load(&process->core_limit[d]) < 100;
+    return limited && config->trusted && config->compute_of == OF_ALL && config->policy != POLICY_DISABLE
+        && config->compute_by != BY_NOTHING;
+}
+
 /* The region's limits count where the environment, which the pod itself can change, says something else. */
 static void apply_limits(struct vgpu_process *process, const struct vgpu_config *config, bool made)
 {
@@ -106,6 +116,7 @@ static void apply_limits(struct vgpu_process *process, const struct vgpu_config 
     }
     atomic_store(&process->policy, (int)config->policy);
     atomic_store(&process->compute_by, (int)config->compute_by);
+    atomic_store(&vgpu_copies_count, counts_copies(process, config));
     __atomic_store_n(&process->generation, ++last_generation, __ATOMIC_RELEASE);
 }
 

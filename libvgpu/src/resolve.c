@@ -3,6 +3,8 @@
 #endif
 #include "resolve.h"
 
+#include "copy.h"
+
 #include "log.h"
 
 #include <dlfcn.h>
@@ -107,6 +109,12 @@ static int choose_by_name(const char *name, uint32_t version, bool per_thread)
     return best;
 }
 
+/* Copies that are not charged cost nothing: the program gets the driver's own function. */
+static void *wrapper_at(int i, void *real)
+{
+    return vgpu_known[i].copy && !vgpu_are_copies_charged() ? real : vgpu_known[i].wrapper;
+}
+
 /* The driver answers with the address that a symbol has. Of two functions at one address, the name tells which is meant. An
  * address that no symbol has, as a driver might give, is found by the name alone. */
 void *vgpu_wrapper_of(void *address, const char *name, uint32_t version, uint64_t flags)
@@ -119,7 +127,7 @@ void *vgpu_wrapper_of(void *address, const char *name, uint32_t version, uint64_
         if (!vgpu_known[i].wrapper || atomic_load_explicit(&vgpu_real[i], memory_order_relaxed) != address)
             continue;
         if (named)
-            return vgpu_known[i].wrapper;
+            return wrapper_at(i, address);
         by_address = i;
     }
     if (LIKELY(!hooked))
@@ -128,7 +136,7 @@ void *vgpu_wrapper_of(void *address, const char *name, uint32_t version, uint64_
         by_address = choose_by_name(name, version, flags & PER_THREAD_FLAG);
         LOG_ONCE(LOG_WARNING, "cuGetProcAddress has given an address of %s that no symbol has: chosen by its name", name);
     }
-    return by_address < 0 ? address : vgpu_known[by_address].wrapper;
+    return by_address < 0 ? address : wrapper_at(by_address, address);
 }
 
 NO_SANITIZE static int find(const char *name)
@@ -164,7 +172,7 @@ static void *choose(int at, void *found)
         return found == known->wrapper ? no_symbol(name) : found;
     void *real = atomic_load(&vgpu_real[at]);
     if (found == known->wrapper || found == real)
-        return real ? known->wrapper : no_symbol(name);
+        return real ? wrapper_at(at, real) : no_symbol(name);
     return found; /* of another library that has a function with this name */
 }
 

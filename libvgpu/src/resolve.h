@@ -10,6 +10,7 @@ struct vgpu_known {
     uint16_t name, base; /* places in vgpu_names: a pointer to each would be a relocation of 24 bytes */
     uint32_t version;    /* from which on cuGetProcAddress knows it by `base` */
     bool per_thread, nvml;
+    bool copy; /* a program gets the wrapper only where copies are charged */
 };
 
 extern const char vgpu_names[];

@@ -141,12 +141,13 @@ int vgpu_timing_begin(struct vgpu_estimate *estimate, struct vgpu_bucket *bucket
     return good ? (int)(one - sample) : -1;
 }
 
-void vgpu_timing_end(int place, void *stream, bool per_thread, bool launched)
+void vgpu_timing_end(int place, void *stream, bool per_thread, bool launched, uint64_t most_host)
 {
     struct sample *one = &sample[place];
     uint32_t mode = vgpu_relax();
     /* If the GPU had nothing else to do it has waited for the launch, which may have loaded code. */
     one->host = launched && REAL(cuEventQuery)(one->first) == CUDA_OK ? vgpu_now() - one->begun : 0;
+    one->host = one->host > most_host ? most_host : one->host;
     bool good = launched && record(one->second, stream, per_thread) == 0;
     vgpu_restore(mode);
     if (good)

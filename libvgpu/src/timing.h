@@ -8,8 +8,9 @@
 int vgpu_timing_begin(struct vgpu_estimate *estimate, struct vgpu_bucket *bucket, uint64_t context, void *stream,
                       bool per_thread);
 
-/* Records the second event, or, if the launch has failed, forgets the first. */
-void vgpu_timing_end(int place, void *stream, bool per_thread, bool launched);
+/* Records the second event, or, if the launch has failed, forgets the first. At most `most_host` nanoseconds of the call are
+ * taken for time in which the GPU had nothing to do. */
+void vgpu_timing_end(int place, void *stream, bool per_thread, bool launched, uint64_t most_host);
 
 /* Settles measurements that have finished. Returns whether any are still open. */
 bool vgpu_timing_poll(void);

@@ -1,6 +1,6 @@
 """Calls every hooked function of the driver; ends with an error if what is charged is not what it should be.
 
-Prints the names of the functions. Usage: hooked.py COMPUTE_FILE, as test_hooks.py does it.
+Prints the names of the functions. Usage: hooked.py COMPUTE_FILE COPY:PARAMETERS..., as test_hooks.py does it.
 """
 
 import ctypes
@@ -374,6 +374,13 @@ def launches():
     change(-MODULE, "cuModuleUnload", module)
 
 
+def copies():
+    """Functions and their parameters, as the arguments of this program have them. They copy nothing."""
+    for word in sys.argv[2:]:
+        name, count = word.split(":")
+        launch(name, *[0] * int(count))
+
+
 def captures():
     """A launch in each takes no time; after each, one does. Those with a number are of the older kinds."""
     module, function = kernel()
@@ -459,6 +466,7 @@ for part in (
     modules,
     suspended_processes,
     launches,
+    copies,
     captures,
     graphs,
 ):

@@ -372,6 +372,7 @@ def test_sections_of_third_parties_are_handed_on_as_they_stand(text, known, extr
     ("libCudaLogLevel: 3", "lib_cuda_log_level", 3),
     ("computeBy: nvml", "compute_by", "nvml"),
     ("computeBy: 'off'", "compute_by", "off"),
+    ("computeOf: all", "compute_of", "all"),
     (
         "migProfileAllowlist: [{models: [A100], profiles: [1g.5gb, 1c.3g.20gb]}]",
         "mig_profile_allowlist",

@@ -72,7 +72,7 @@ def test_library_exports_wrappers_and_nothing_else(builds):
 def test_release_runs_on_glibc_of_2012_and_is_small(release, target):
     check_exports(release[target])
     assert max(dynamic(release[target])[2]) <= (2, 17)
-    assert release[target].stat().st_size < 130_000
+    assert release[target].stat().st_size < 185_000
 
 
 @pytest.mark.parametrize("name", ["libvgpu.so", "hami-memory-wall"])

@@ -52,18 +52,21 @@ def test_each_function_of_nvml_is_hooked_or_has_its_reason(wheel):
     )
 
 
-WORK = (
+COPIES = (
     "cuMemcpy",
     "cuMemset",
     "cuFabricCpyBatchAsync",
     "cuMemBatchDecompressAsync",
     "cuMemPrefetch",
     "cuMemDiscardAndPrefetchBatchAsync",
+)
+"""Beginnings of the names of functions that are charged where the limits say so."""
+WORK = (
     "cuStreamBatchMemOp",
     "cuStreamWaitValue",
     "cuStreamWriteValue",
 )
-"""Beginnings of the names of functions that let a card work without a launch."""
+"""Beginnings of the names of functions that let a card work, and are never charged."""
 PAGE = (SOURCE.parent / "docs" / "limiter.md").read_text()
 
 
@@ -72,13 +75,25 @@ def test_work_that_is_not_limited_is_told(prefix):
     """No such function is hooked; the page that says so names them."""
     assert names_of(prefix)
     assert not [name for name in hooked_names(is_nvml=False) if name.startswith(prefix)]
-    _, _, section = PAGE.partition("### Work that is not limited\n")
-    assert f"`{prefix}…`" in section.partition("\n### ")[0]
+    assert f"`{prefix}…`" in section()
+
+
+@pytest.mark.parametrize("prefix", COPIES)
+def test_work_that_can_be_charged_is_told(prefix):
+    """All such functions are hooked, and charged as copies are."""
+    assert not names_of(prefix)
+    assert {hook.behavior for hook in HOOKS if hook.symbol.startswith(prefix)} == {"copy"}
+    assert f"`{prefix}…`" in section()
+
+
+def section():
+    _, _, rest = PAGE.partition("### Work that is not limited\n")
+    return rest.partition("\n### ")[0]
 
 
 def test_the_number_of_copies_and_fills_is_told():
-    count = len(names_of("cuMemcpy") | names_of("cuMemset"))
-    assert f"fills: {count} symbols" in PAGE
+    copies = [hook for hook in HOOKS if hook.symbol.startswith(("cuMemcpy", "cuMemset"))]
+    assert f"fills: {len(copies)} symbols" in PAGE
 
 
 def test_new_name_and_a_name_that_is_gone_are_told():

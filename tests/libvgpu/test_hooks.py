@@ -1,9 +1,15 @@
 """Every function that is hooked, of each release and variant, is called and charges what it should."""
 
+import sys
+
 import pytest
 
 from testing.limiter.builds import ROOT, SOURCE
 from testing.limiter.rig import MIB
+
+sys.path.insert(0, str(SOURCE / "gen"))
+
+import hooks  # noqa: E402
 
 HOOKED = {
     line.split()[0]
@@ -11,14 +17,18 @@ HOOKED = {
     if line and not line.startswith("#") and line.split()[1] not in ("call", "nvmlcall")
 }
 PROGRAM = ROOT / "testing" / "limiter" / "hooked.py"
+COPIES = [
+    f"{hook.symbol}:{len(hook.parameters)}"
+    for hook in hooks.read_hooks()
+    if hook.behavior == "copy"
+]
 OF_NVML = {name for name in HOOKED if name.startswith("nvml")}
 
 
 def every_function(rig):
-    rig.limit({"memory": 2048 * MIB, "cores": 90})
-    code = (
-        f"import sys; sys.argv = ['', {str(rig.path.with_suffix('.sm'))!r}]\n{PROGRAM.read_text()}"
-    )
+    rig.limit({"memory": 2048 * MIB, "cores": 90}, compute_of="all")
+    arguments = ["", str(rig.path.with_suffix(".sm")), *COPIES]
+    code = f"import sys; sys.argv = {arguments!r}\n{PROGRAM.read_text()}"
     called = rig.python(
         code,
         FAKE_CUDA_CTX_MIB="64",

@@ -5,13 +5,17 @@ import subprocess
 
 import pytest
 
+from testing.cases import cases
 from testing.limiter.builds import SOURCE
 
-HOOKED = {
-    line.split()[0]
+LINES = [
+    line.split()
     for line in (SOURCE / "hooks.txt").read_text().splitlines()
-    if line and not line.startswith("#") and line.split()[1] != "call" and line.startswith("cu")
-}
+    if line.startswith("cu") and line.split()[1] != "call"
+]
+COPIES = {words[0] for words in LINES if words[1] == "copy"}
+HOOKED = {words[0] for words in LINES} - COPIES
+"""As a program gets them where copies are not charged."""
 RUNTIMES = {"runtime-11.8": 300, "runtime-12.1": 300, "runtime-12.9": 300, "runtime-13.5": 300}
 
 
@@ -27,7 +31,7 @@ def ask(rig, questions, **more):
     return [tuple(line.split()) for line in done.stdout.splitlines()]
 
 
-def check(rig, asked):
+def check(rig, asked, hooked=frozenset(HOOKED)):
     """*asked*: name, version, flags and the driver's symbol."""
     answers = ask(rig, [" ".join(one[:3]) for one in asked])
     assert len(answers) == len(asked)
@@ -36,13 +40,25 @@ def check(rig, asked):
             assert library == "-", name
         else:
             assert (library, got) == (
-                "libvgpu.so" if symbol in HOOKED else "libcuda.so.1",
+                "libvgpu.so" if symbol in hooked else "libcuda.so.1",
                 symbol,
             ), (name, version)
 
 
-def test_every_symbol_in_every_version(rig):
-    rig.limit()
+COPIES_CHARGED = {"memory": 2 << 30, "cores": 30}, {"compute_of": "all"}
+
+
+@cases(
+    "device, keys, hooked",
+    ("copies cost nothing", {"memory": 2 << 30}, {}, HOOKED),
+    ("without a compute limit", {"memory": 2 << 30}, {"compute_of": "all"}, HOOKED),
+    ("without the switch", {"memory": 2 << 30, "cores": 30}, {}, HOOKED),
+    ("of launches alone", {"cores": 30}, {"compute_of": "launches"}, HOOKED),
+    ("with a policy of none", {"cores": 30}, {"compute_of": "all", "policy": "disable"}, HOOKED),
+    ("copies are charged", *COPIES_CHARGED, HOOKED | COPIES),
+)
+def test_every_symbol_in_every_version(rig, device, keys, hooked):
+    rig.limit(device, **keys)
     rows = [line.split("\t") for line in (SOURCE / "abi" / "cuda.tsv").read_text().splitlines()[1:]]
     asked = [
         (base, version, "2" if per_thread == "1" else "1", symbol)
@@ -50,7 +66,7 @@ def test_every_symbol_in_every_version(rig):
     ]
     # of one base name and version the fake driver takes any symbol; none are asked for twice
     assert len({one[:3] for one in asked}) == len(asked)
-    check(rig, asked)
+    check(rig, asked, hooked)
 
 
 def test_address_that_no_symbol_has_is_found_by_its_name(rig):

@@ -61,6 +61,7 @@ def test_cores_without_a_limit_are_one_hundred_percent(cores, percent):
     ("nothing", {}, {}, {}),
     ("log level of the node", {"log_level": "1"}, {}, {"log_level": 1}),
     ("what launches are charged by", {"compute_by": "nvml"}, {}, {"compute_by": "nvml"}),
+    ("copies are charged", {"compute_of": "all"}, {}, {"compute_of": "all"}),
     ("log level of the pod", {"log_level": "1"}, {"LIBCUDA_LOG_LEVEL": "4"}, {"log_level": 4}),
     ("highest log level", {}, {"LIBCUDA_LOG_LEVEL": "40"}, {"log_level": 9}),
     ("no log level", {}, {"LIBCUDA_LOG_LEVEL": "much"}, {}),
@@ -91,6 +92,11 @@ def test_more_devices_than_the_region_has_are_refused():
     assert len(limits_of([(card, share(card.uuid)) for card in cards[:16]]).devices) == 16
     with pytest.raises(Rejected, match="supports 16 devices in a container, not 17"):
         limits_of([(card, share(card.uuid)) for card in cards])
+
+
+def test_the_text_of_limits_that_hold_copies_too():
+    text = render_limits(replace(PAIR, compute_of="all"), "/usr/local/vgpu/t.cache")
+    assert "\ncompute-of all\n" in text
 
 
 def test_the_text_of_limits():

@@ -154,6 +154,7 @@ strict, overwriteEnv  whether the webhook must see all pods */}}
   (list "devices.nvidia.gpuCorePolicy" "nvidia" "gpuCorePolicy")
   (list "devices.nvidia.libCudaLogLevel" "nvidia" "libCudaLogLevel")
   (list "devices.nvidia.computeBy" "nvidia" "computeBy")
+  (list "devices.nvidia.computeOf" "nvidia" "computeOf")
   (list "devices.ascend.hamiVnpuCore" "vnpus" "hamiVnpuCore")
 -}}
 {{- $value := $v -}}

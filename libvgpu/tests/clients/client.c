@@ -45,7 +45,8 @@
     X(cuCtxSetLimit) X(cuEventCreate) X(cuEventRecord) X(cuEventSynchronize) X(cuEventElapsedTime) \
     X(cuGraphAddChildGraphNode) X(cuCheckpointProcessLock) X(cuCheckpointProcessCheckpoint) \
     X(cuCheckpointProcessRestore) X(cuCheckpointProcessUnlock) X(cuCheckpointProcessGetState) \
-    X(cuCheckpointProcessGetRestoreThreadId) X(cuCheckpointOperationComplete)
+    X(cuCheckpointProcessGetRestoreThreadId) X(cuCheckpointOperationComplete) X(cuMemcpyDtoD_v2) \
+    X(cuMemcpyDtoD_v2_ptds) X(cuMemcpyDtoDAsync_v2) X(cuMemcpyDtoDAsync_v2_ptsz) X(cuMemsetD8_v2) X(cuMemsetD8Async)
 
 /* Weak: a driver that is older than our headers lacks some, and the program must start nevertheless. */
 #define DECLARE(name) extern __typeof__(name) name __attribute__((weak)); static __typeof__(&name) p_##name;
@@ -238,6 +239,24 @@ static CUresult suspend(const char *step, int pid, unsigned milliseconds)
         return p_cuCheckpointOperationComplete(storage->handle);
     if (!strcmp(step, "unlock"))
         return p_cuCheckpointProcessUnlock(pid, NULL);
+    abort();
+}
+
+/* Copies so many bytes of the memory onto itself, or fills them. */
+static CUresult copy(const char *how, CUdeviceptr at, size_t bytes)
+{
+    if (!strcmp(how, "plain"))
+        return p_cuMemcpyDtoD_v2(at, at, bytes);
+    if (!strcmp(how, "ptds"))
+        return p_cuMemcpyDtoD_v2_ptds(at, at, bytes);
+    if (!strcmp(how, "async"))
+        return p_cuMemcpyDtoDAsync_v2(at, at, bytes, stream);
+    if (!strcmp(how, "ptsz"))
+        return p_cuMemcpyDtoDAsync_v2_ptsz(at, at, bytes, stream);
+    if (!strcmp(how, "fill"))
+        return p_cuMemsetD8_v2(at, 1, bytes);
+    if (!strcmp(how, "fillasync"))
+        return p_cuMemsetD8Async(at, 1, bytes, stream);
     abort();
 }
 
@@ -1180,6 +1199,11 @@ static void command(char *line, char **argv)
     } else if (!strcmp(verb, "kernels")) { /* for a compiler that checks them */
         FILE *file = sscanf(line, "%*s %63s", text) == 1 ? fopen(text, "w") : NULL;
         printf("%d\n", file && fputs(kernels(), file) >= 0 && fclose(file) == 0 ? 0 : 1);
+    } else if (!strcmp(verb, "copies") && sscanf(line, "%*s %63s %llu %llu", text, &a, &b) == 3) {
+        CUresult result = 0;
+        for (unsigned long long i = 0; i < b && !result; i++)
+            result = copy(text, kept[0], a);
+        printf("%d\n", result);
     } else if (!strcmp(verb, "suspend") && sscanf(line, "%*s %63s %llu %llu", text, &a, &b) == 3) {
         printf("%d\n", suspend(text, (int)a, (unsigned)b));
     } else if (!strcmp(verb, "state") && sscanf(line, "%*s %llu", &a) == 1) {

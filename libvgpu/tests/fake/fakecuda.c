@@ -11,6 +11,7 @@
  *   FAKE_CUDA_LAZY_US, FAKE_CUDA_LAZY_KIB  the first launch of a function loads code: takes that long, and that much memory
  *   FAKE_CUDA_SLICE_US     the time slice of a process, 2 ms if it is not set
  *   FAKE_CUDA_LATENCY_US   a kernel begins so long after its launch if its stream has nothing else to do
+ *   FAKE_CUDA_COPY_US      copies and fills keep the device busy, for so many microseconds each MiB
  *   FAKE_CUDA_QUEUE        commands that a stream takes; a further one waits until the first of them is done
  *   FAKE_CUDA_CTX_US, FAKE_CUDA_MODULE_US  how long it takes to make a context, to load a module
  *   FAKE_CUDA_GREEN_MIB    what a green context takes beside the primary context, which it retains
@@ -185,7 +186,12 @@ static void say(const char *format, ...)
 int cuda_fake_stub(const char *name);
 int cuda_fake_stub(const char *name)
 {
+    static const char *const copies[] = {"cuMemcpy", "cuMemset", "cuMemPrefetch", "cuMemDiscardAndPrefetch",
+                                         "cuMemBatchDecompress", "cuFabricCpy"};
     say("stub %s", name);
+    for (size_t i = 0; i < sizeof copies / sizeof *copies; i++)
+        if (!strncmp(name, copies[i], strlen(copies[i])))
+            return CUDA_SUCCESS; /* nobody looks at what was copied */
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
@@ -280,6 +286,7 @@ static struct {
     unsigned queue;
     int64_t page, lazy_bytes;
     long lazy_us;
+    uint64_t copy; /* nanoseconds for a MiB */
 } settings;
 
 static void in_child(void)
@@ -305,6 +312,7 @@ __attribute__((constructor)) static void read_settings(void)
     settings.queue = (unsigned)fake_number("FAKE_CUDA_QUEUE", 0);
     settings.queue = settings.queue > QUEUE_MOST ? QUEUE_MOST : settings.queue;
     settings.page = MIB(fake_number("FAKE_CUDA_PAGE_MIB", 2));
+    settings.copy = (uint64_t)fake_number("FAKE_CUDA_COPY_US", 0) * 1000;
     settings.lazy_us = fake_number("FAKE_CUDA_LAZY_US", 0);
     settings.lazy_bytes = fake_number("FAKE_CUDA_LAZY_KIB", 0) << 10;
 }
@@ -2058,32 +2066,56 @@ CUresult cuLogicalEndpointDestroy(CUlogicalEndpointId id)
 
 /* -- copies */
 
-#define COPY(name, to, from, parameters) \
-CUresult name parameters { memmove((void *)(to), (const void *)(from), bytes); return CUDA_SUCCESS; }
-#define COPIES(suffix) \
-COPY(cuMemcpyHtoD_v2##suffix, to, from, (CUdeviceptr to, const void *from, size_t bytes)) \
-COPY(cuMemcpyDtoH_v2##suffix, to, from, (void *to, CUdeviceptr from, size_t bytes)) \
-COPY(cuMemcpyDtoD_v2##suffix, to, from, (CUdeviceptr to, CUdeviceptr from, size_t bytes)) \
-COPY(cuMemcpy##suffix, to, from, (CUdeviceptr to, CUdeviceptr from, size_t bytes))
-#define ASYNC_COPIES(suffix) \
-COPY(cuMemcpyHtoDAsync_v2##suffix, to, from, (CUdeviceptr to, const void *from, size_t bytes, UNUSED CUstream stream)) \
-COPY(cuMemcpyDtoHAsync_v2##suffix, to, from, (void *to, CUdeviceptr from, size_t bytes, UNUSED CUstream stream)) \
-COPY(cuMemcpyDtoDAsync_v2##suffix, to, from, (CUdeviceptr to, CUdeviceptr from, size_t bytes, UNUSED CUstream stream)) \
-COPY(cuMemcpyAsync##suffix, to, from, (CUdeviceptr to, CUdeviceptr from, size_t bytes, UNUSED CUstream stream))
-COPIES()
-COPIES(_ptds)
-ASYNC_COPIES()
-ASYNC_COPIES(_ptsz)
+static void work(CUstream stream, uint64_t duration);
 
-CUresult cuMemsetD8_v2(CUdeviceptr address, unsigned char value, size_t count)
+/* Copies in a stream go on after the call, others end with it. */
+static CUresult take_copy_time(CUstream stream, size_t bytes, bool waits)
 {
-    memset((void *)address, value, count);
+    if (!settings.copy)
+        return CUDA_SUCCESS;
+    NEED_CONTEXT;
+    stream = stream_of(stream);
+    work(stream, settings.copy * bytes >> 20);
+    if (waits)
+        wait_for(stream, stream->last);
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t count, UNUSED CUstream stream)
+#define COPY(name, to, from, stream, waits, parameters) \
+CUresult name parameters \
+{ \
+    memmove((void *)(to), (const void *)(from), bytes); \
+    return take_copy_time(stream, bytes, waits); \
+}
+#define COPIES(suffix, own) \
+COPY(cuMemcpyHtoD_v2##suffix, to, from, own, true, (CUdeviceptr to, const void *from, size_t bytes)) \
+COPY(cuMemcpyDtoH_v2##suffix, to, from, own, true, (void *to, CUdeviceptr from, size_t bytes)) \
+COPY(cuMemcpyDtoD_v2##suffix, to, from, own, true, (CUdeviceptr to, CUdeviceptr from, size_t bytes)) \
+COPY(cuMemcpy##suffix, to, from, own, true, (CUdeviceptr to, CUdeviceptr from, size_t bytes))
+#define ASYNC_COPIES(suffix, own) \
+COPY(cuMemcpyHtoDAsync_v2##suffix, to, from, own, false, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream)) \
+COPY(cuMemcpyDtoHAsync_v2##suffix, to, from, own, false, (void *to, CUdeviceptr from, size_t bytes, CUstream stream)) \
+COPY(cuMemcpyDtoDAsync_v2##suffix, to, from, own, false, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)) \
+COPY(cuMemcpyAsync##suffix, to, from, own, false, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))
+COPIES(, NULL)
+COPIES(_ptds, CU_STREAM_PER_THREAD)
+ASYNC_COPIES(, stream)
+ASYNC_COPIES(_ptsz, stream ? stream : CU_STREAM_PER_THREAD)
+
+static CUresult fill(CUdeviceptr address, unsigned char value, size_t count, CUstream stream, bool waits)
 {
-    return cuMemsetD8_v2(address, value, count);
+    memset((void *)address, value, count);
+    return take_copy_time(stream, count, waits);
+}
+
+CUresult cuMemsetD8_v2(CUdeviceptr address, unsigned char value, size_t count)
+{
+    return fill(address, value, count, NULL, true);
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t count, CUstream stream)
+{
+    return fill(address, value, count, stream, false);
 }
 
 CUresult cuMemsetD32_v2(CUdeviceptr address, unsigned value, size_t count)
