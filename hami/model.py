@@ -40,6 +40,25 @@ class Reason(enum.StrEnum):
     ALLOCATION_MODE = "CardOtherAllocationMode"
 
 
+class Immovable(enum.StrEnum):
+    """Why a pod stays where it is. The first reason that applies is shown."""
+
+    PRIORITY = "HigherPriority"
+    ENDING = "NotRunning"
+    NODE_AGENT = "NodeAgent"
+    NO_CONTROLLER = "NoController"
+    UNKNOWN_CONTROLLER = "UnknownController"
+    JOB = "Job"
+    DO_NOT_MOVE = "DoNotMove"
+    NOT_SAFE = "NotSafeToEvict"
+    PREEMPTIBLE = "NotPreemptible"
+    GANG = "Gang"
+    CLAIMS = "OtherClaims"
+    LOCAL_STORAGE = "LocalStorage"
+    BUDGET = "DisruptionBudget"
+    YOUNG = "Young"
+
+
 @dataclass(frozen=True, slots=True)
 class Unfit:
     """The reasons why a container does not fit a node, each with the number of *devices* that it excludes."""
@@ -511,7 +530,9 @@ class Pod:
     controller: str = ""  # the uid of the object that controls it
     # kind and name of that object, or of the Deployment or CronJob that controls it in turn
     workload: tuple[str, str] = ("", "")
+    controller_kind: str = ""
     is_node_agent: bool = False  # its node runs it by itself, or by a DaemonSet
+    local_volumes: tuple[str, ...] = ()  # names of volumes whose content is lost with the pod
     grace_s: int = 30  # seconds that it may take to end
     started: str = ""  # when the kubelet admitted it
     finished: str = ""  # when the last of its containers ended, if all have

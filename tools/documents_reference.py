@@ -17,6 +17,7 @@ from hami.inspect.audit import Finding
 from hami.inspect.claims import ClaimingReport
 from hami.inspect.cluster import SchedulingEvent
 from hami.inspect.explain import BoundReport, WaitingReport
+from hami.inspect.moves import MovesReport, ShapeRoom
 from hami.inspect.simulate import NodeCapacity, ReplayedDecision, SimulationReport
 from hami.inspect.stranded import FreeReport
 from hami.inspect.tables import API_VERSION
@@ -38,9 +39,11 @@ KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
     "PodExplanation": ("`hami explain`", (WaitingReport, BoundReport, ClaimingReport)),
     "Simulation": ("`hami simulate`", (SimulationReport,)),
     "Capacity": (
-        "`hami capacity`: `pods` is the sum, `nodes` has an item for each node, `free` is what is left over",
-        (NodeCapacity, FreeReport),
+        "`hami capacity`: `pods` is the sum, `nodes` has an item for each node, `free` is what is left over, "
+        "`defragmentation` the moves of `--defragment`",
+        (NodeCapacity, FreeReport, MovesReport),
     ),
+    "CompactionList": ("`hami compact`: in `items`", (ShapeRoom,)),
     "FindingList": ("`hami audit`: in `items`", (Finding,)),
     "UpgradeFindingList": ("`hami audit --before-upgrade`: in `items`", (Finding,)),
     "ReplayedDecisionList": ("`hami replay`: in `items`", (ReplayedDecision,)),

@@ -44,6 +44,7 @@ READERS = {
     "docs/quickstart.md": "users",
     "docs/quickstart-gpu-operator.md": "users",
     "docs/resize.md": "users",
+    "docs/room.md": "users",
     "docs/usage.md": "users",
     "docs/vendors.md": "users",
     "docs/accounting.md": "operators",

@@ -22,8 +22,10 @@ _SHORT_WITH_VALUE = re.compile(r"\A(-[A-Za-z])=(.+)\Z", re.DOTALL)
 
 
 PEOPLE = dict.fromkeys(
-    ("audit", "capacity", "explain", "replay", "simulate", "snapshot", "top"), "hami.cli.people"
+    ("audit", "explain", "replay", "simulate", "snapshot", "top"), "hami.cli.people"
 ) | {
+    "capacity": "hami.cli.room",
+    "compact": "hami.cli.room",
     "resize": "hami.cli.resize",
     "usage": "hami.cli.usage",
     "options": "hami.cli.client",

@@ -1,4 +1,4 @@
-"""The commands for people: top, explain, simulate, capacity, audit, snapshot and replay."""
+"""The commands for people: top, explain, simulate, audit, snapshot and replay."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import structs
 
 from hami.cli.client import Answer, Client, people_command, read_snapshot, show_note
 from hami.cli.complete import complete_top, pod_argument
@@ -16,7 +17,7 @@ from hami.cli.targets import pod_and_rest, type_and_names
 from hami.codec.policies import NODE_POLICIES
 from hami.errors import HamiError
 from hami.inspect.tables import Style
-from hami.model import Pod, PodRef
+from hami.model import DisruptionBudget, Pod, PodRef
 from hami.scheduler.settings import Settings
 
 if TYPE_CHECKING:
@@ -240,7 +241,32 @@ def _explanation(client: Client, style: Style, ref: PodRef, *, verbose: bool) ->
         budgets=budgets,
         pod_groups=client.pod_groups(),
     )
+    moves = _moves_for(client, cluster, pod, report)
+    if moves:
+        report = structs.replace(report, moves=moves)
     return of_report(report)
+
+
+def _moves_for(
+    client: Client, cluster: InspectedCluster, pod: Pod, report: WaitingReport | BoundReport
+) -> int:
+    """Returns after how many moves of other pods *pod* fits; 0 if that is not found in a moment, or not asked."""
+    from hami.inspect.explain import WaitingReport
+    from hami.inspect.moves import EXPLAIN_S, find_moves, movables
+    from hami.state.moves import MoveLimits
+
+    if not isinstance(report, WaitingReport) or report.fits or report.gang is not None:
+        return 0
+    limits, moves = MoveLimits(seconds=EXPLAIN_S, cascades=False), 0
+    budgets: Sequence[DisruptionBudget] = ()
+    while True:
+        movable = movables(cluster, budgets, pod.priority)
+        moves = len(find_moves(cluster, pod, movable, limits, time.monotonic).moves)
+        if not moves or budgets:
+            return moves
+        budgets = client.budgets()  # not read where they cannot matter
+        if not budgets:
+            return moves
 
 
 def _waiting_claims(client: Client, cluster: InspectedCluster, pod: Pod) -> Sequence[str]:
@@ -352,41 +378,6 @@ def simulate_command(
         text=lambda: render_simulation(report, style),
         kind="Simulation",
         status=int(not report.all_fit),
-    )
-
-
-@people_command(
-    "capacity",
-    examples="""
-hami capacity -f pod.yaml
-""",
-)
-@FILES
-@SCHEDULER_NAME
-def capacity_command(
-    *, client: Client, style: Style, files: tuple[Any, ...], scheduler_name: str
-) -> Answer:
-    """Show how many more pods of a manifest the cluster takes, in total and for each node.
-
-    The manifest has one Pod or one workload. Nothing is written.
-    """
-    from hami.inspect.simulate import Scenario, count_capacity, render_capacity
-    from hami.inspect.stranded import free_report
-
-    scenario = Scenario(namespace=client.single_namespace("new pods have one namespace"))
-    sources = read_files(files)
-    if len(sources) != 1:
-        raise HamiError(
-            f"expected one pod or workload, found {', '.join(source.title for source in sources)}"
-        )
-    cluster = client.cluster()
-    (source,) = with_claims(client, sources, cluster)
-    nodes = count_capacity(cluster, source, scenario, make_admit(scheduler_name))
-    free = free_report(cluster.view)
-    return Answer(
-        document={"pods": sum(node.pods for node in nodes), "nodes": nodes, "free": free},
-        text=lambda: render_capacity(source, nodes, free, style),
-        kind="Capacity",
     )
 
 

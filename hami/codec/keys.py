@@ -57,6 +57,12 @@ WEBHOOK = "hami.io/webhook"  # a label of pods and namespaces that the webhook d
 IGNORE = "ignore"  # the value of WEBHOOK
 # a label; "false": the pod is never evicted for one of higher priority
 PREEMPTIBLE = "hami.io/preemptible"
+# on a pod, "true": it is not moved so that another one fits
+DO_NOT_MOVE = "hami.io/do-not-move"
+# of cluster-autoscaler, on a pod: whether it may be evicted, and its local volumes (names) that may be lost
+SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+SAFE_VOLUMES = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
+MOVE_KEYS = (DO_NOT_MOVE, SAFE_TO_EVICT, SAFE_VOLUMES)
 
 SCHEDULERS_ALONE = frozenset({RESIZED, RESIZE_TARGET, RESIZE_STATUS})
 """Keys of pods that device plugins may not write, not even on their own node."""

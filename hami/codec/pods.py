@@ -66,6 +66,23 @@ class _SpreadConstraint(msgspec.Struct, rename="camel", gc=False):
     when_unsatisfiable: str = ""
 
 
+class _EmptyDir(msgspec.Struct, gc=False):
+    medium: str = ""
+
+
+class _Volume(msgspec.Struct, rename="camel", gc=False):
+    name: str = ""
+    empty_dir: _EmptyDir | None = None
+    host_path: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def is_local(self) -> bool:
+        """As cluster-autoscaler counts it: utils/drain, IsLocalVolume."""
+        if self.empty_dir is not None:
+            return self.empty_dir.medium != "Memory"
+        return bytes(self.host_path) not in (b"", b"null")
+
+
 class _ResourceClaim(msgspec.Struct, rename="camel", gc=False):
     name: str = ""
     resource_claim_name: str = ""
@@ -87,6 +104,7 @@ class _Spec(msgspec.Struct, rename="camel", gc=False, frozen=True):
     affinity: Affinity | None = None
     topology_spread_constraints: tuple[_SpreadConstraint, ...] = ()
     resource_claims: tuple[msgspec.Raw, ...] = ()
+    volumes: msgspec.Raw = msgspec.Raw()
 
     @property
     def all_containers(self) -> tuple[_Container, ...]:
@@ -150,6 +168,8 @@ _VARIABLES = msgspec.json.Decoder(list[_Variable] | None)
 _STATUSES = msgspec.json.Decoder(list[_ContainerStatus] | None)
 _CONDITIONS = msgspec.json.Decoder(list[PodCondition] | None)
 _CLAIM = msgspec.json.Decoder(_ResourceClaim)
+_VOLUMES = msgspec.json.Decoder(tuple[_Volume, ...] | None)
+_LOCAL = (b'"emptyDir"', b'"hostPath"')  # only volumes with one of these are read
 _OWN_CLAIM = b'"hami-'  # only claims with this are read
 _NOTHING: Mapping[str, str] = {}  # of most pods
 
@@ -278,7 +298,9 @@ def _pod(wire: _Pod, size: int = 0) -> Pod:
         claim_problem=claim_problem,
         controller=sys.intern(controller.uid),
         workload=_workload(meta),
+        controller_kind=sys.intern(controller.kind),
         is_node_agent=controller.kind in ("DaemonSet", "Node"),
+        local_volumes=_local_volumes(spec.volumes),
         grace_s=spec.termination_grace_period_seconds,
         started=status.start_time,
         finished=_finished(meta, status),
@@ -360,6 +382,15 @@ def _own_claim(entries: Iterable[msgspec.Raw]) -> str:
         if claim.name == CLAIM and is_claim_name(claim.resource_claim_name):
             return claim.resource_claim_name
     return ""
+
+
+def _local_volumes(volumes: msgspec.Raw) -> tuple[str, ...]:
+    """Returns the names of volumes that are on the pod's node."""
+    text = bytes(volumes)
+    if not any([word in text for word in _LOCAL]):
+        return ()
+    read = decode("volumes of a pod", _VOLUMES, volumes) or ()
+    return tuple([volume.name for volume in read if volume.is_local])
 
 
 def _preemption(status: _Status) -> str | None:

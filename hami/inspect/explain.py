@@ -18,6 +18,7 @@ from hami.errors import HamiError, MalformedInput
 from hami.inspect.changes import KINDS, ChangePart, find_changes
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, selection_keys
 from hami.inspect.gangs import GangReport, gang_of, gang_sentences
+from hami.inspect.moves import moves_sentence
 from hami.inspect.preemption import PreemptionReport, preemption_of, preemption_sentences
 from hami.inspect.refusals import (
     AWAITS_SCHEDULER,
@@ -87,7 +88,8 @@ class WaitingReport(ReportPart, frozen=True, tag_field="state", tag="Waiting"):
     fit, nearest first. *without_devices*: the number of nodes without any. *suggestions*: what would help; empty if no
     known change does.
     *gang*: the group with which it is placed. *preemption*: who is evicted for it, or would be. *room*: what it takes
-    from the usual pods on that node, if its node policy asks for that.
+    from the usual pods on that node, if its node policy asks for that. *moves*: of other pods, after which it would
+    fit; 0 if none are known.
     """
 
     namespace: str
@@ -108,6 +110,7 @@ class WaitingReport(ReportPart, frozen=True, tag_field="state", tag="Waiting"):
     gang: GangReport | None = None
     preemption: PreemptionReport | None = None
     room: tuple[TakenRoom, ...] = ()
+    moves: int = 0
 
 
 class HeldDevice(ReportPart, frozen=True):
@@ -274,6 +277,10 @@ def _waiting_lines(report: WaitingReport, *, detailed: bool, wide: bool) -> Iter
         yield from _suggestion_lines(report, detailed=detailed)
         if not detailed:
             yield from _nearest_lines(report)
+    if report.moves:
+        yield moves_sentence(
+            report.moves, f"hami capacity --pod {report.name} -n {report.namespace} --defragment"
+        )
     if report.gang is not None:
         yield from gang_sentences(report.gang)
     if report.preemption is not None:

@@ -231,6 +231,13 @@ def count_capacity(
 
     Raises: HamiError if the pod is denied or requests no devices.
     """
+    return capacity_for(cluster, admitted_pod(cluster, source, scenario, admit))
+
+
+def admitted_pod(
+    cluster: InspectedCluster, source: PodSource, scenario: Scenario, admit: Admit
+) -> Pod:
+    """Returns a pod of *source* after admission. Raises: HamiError if it is denied or requests no devices."""
     pod = _admitted(cluster.view, source, scenario, admit)
     if isinstance(pod, str):
         raise HamiError(f"{source.title}: {pod}")
@@ -238,6 +245,11 @@ def count_capacity(
         raise HamiError(f"{source.title}: {NOT_JUDGED}")
     if not requests_devices(cluster.vendors, pod.containers):
         raise HamiError(f"{source.title} requests no devices that HAMi manages")
+    return pod
+
+
+def capacity_for(cluster: InspectedCluster, pod: Pod) -> list[NodeCapacity]:
+    """Returns how many more pods like *pod* each node takes, most first."""
     capacities: list[NodeCapacity] = []
     numbers = itertools.count()
     view = cluster.view
@@ -245,7 +257,7 @@ def count_capacity(
         count = 0
         while count < MAX_COUNTED:
             another = replace(
-                pod, ref=PodRef(pod.ref.namespace, source.name, f"simulated-{next(numbers)}")
+                pod, ref=PodRef(pod.ref.namespace, pod.ref.name, f"simulated-{next(numbers)}")
             )
             choice = dry_run.choose(view, another, [name])
             if choice is None:
@@ -288,14 +300,14 @@ def _outcome_lines(outcome: Outcome) -> Iterator[str]:
 
 
 def render_capacity(
-    source: PodSource,
+    title: str,
     capacities: Sequence[NodeCapacity],
     free: FreeReport | None,
     style: Style,
 ) -> str:
     """Returns the capacity as text, and what is *free* of the cluster, if that is known."""
     total = sum(capacity.pods for capacity in capacities)
-    head = printable(f"{counted(total, 'more pod')} like those of {source.title} fit")
+    head = printable(f"{counted(total, 'more pod')} like those of {title} fit")
     table = [render_rows(capacities, _CAPACITY_COLUMNS, style), ""] if capacities else []
     sentences = [*free_sentences(free), ""] if free is not None else []
     return "\n".join([head, "", *table, *sentences, WITHOUT_PREEMPTION])

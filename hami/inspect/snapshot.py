@@ -35,6 +35,7 @@ from hami.codec.keys import (
     HAMI_SCHEDULERS,
     LOCK_FREE,
     MIG_ALLOCATIONS,
+    MOVE_KEYS,
     NODE_LOCK,
     NODE_RESIZES,
     PREEMPTIBLE,
@@ -77,6 +78,7 @@ _WORDS = frozenset(
     id index count devmem devcore type numa mode migprofiles name memorymb core slicecount placements start size health
     custominfo hami-core mig mps uuid score containerindex deviceindex gpuuuid profile placement miguuid gpuinstanceid
     computeinstanceid devicestrategy die card aic qos best-effort fixed-share burst-share link zone minor
+    replicaset statefulset replicationcontroller job
     hami-vnpu-core requesting reported deleted allocating success failed true false null binpack spread mutex
     topology-aware numa-first memory cores slots dra
 """.split()
@@ -205,6 +207,8 @@ POD_FIELDS: Fields = {
     "claim": Name("claim"),
     "claim_problem": Kind.PROBLEM,
     "controller": Name("controller"),
+    "controller_kind": Kind.TEXT,
+    "local_volumes": Name("volume"),
     **dict.fromkeys(
         "resource_version phase init_done admitted devices_forgotten deleting created priority soft_constraints "
         "preempts preempted is_node_agent grace_s started deletion deletion_grace_s requests overhead size".split(),
@@ -256,7 +260,7 @@ def node_annotations(vendors: Catalog) -> Fields:
 def pod_annotations(vendors: Catalog) -> Fields:
     """Returns the annotations of pods that a record has, but those of a resize, which name containers."""
     keys = {ASSIGNED_TIME, BIND_PHASE, BIND_TIME, MIG_ALLOCATIONS, RESIZED, RESIZE_TARGET}
-    keys |= {CORES_LIMIT, *selection_keys(vendors)}
+    keys |= {CORES_LIMIT, *MOVE_KEYS, *selection_keys(vendors)}
     for vendor in vendors:
         annotations = vendor.annotations
         keys |= {annotations.to_allocate, annotations.allocated, *annotations.extra_keys}

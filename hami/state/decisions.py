@@ -17,11 +17,10 @@ from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.scheduling.quota import QuotaCheck, budgets_of, check_quota
 from hami.scheduling.refusal import Choice
 from hami.state import dry_run
-from hami.state.bookings import Booking, booking_of
 from hami.state.learning import Learning
 from hami.state.nodes import NodeCache
 from hami.state.pending import PendingPods
-from hami.state.plans import alone, is_free, planned_bookings, planned_uid
+from hami.state.plans import is_free, planned_booking, planned_bookings, planned_uid
 from hami.state.pods import PodCache
 from hami.state.promises import Promise, PromiseEnd, Promises, Stage
 from hami.state.quotas import QuotaCache
@@ -179,19 +178,9 @@ class Decisions:
         choice = dry_run.choose(view, plan.pod, [plan.node])
         if choice is None:
             return False
-        plan.change(choice, self.planned_booking(plan.pod, choice, view))
+        plan.change(choice, planned_booking(view, plan.pod, choice))
         self.end_lower_plans(plan.pod, plan.node)
         return True
-
-    def planned_booking(self, pod: Pod, choice: Choice, view: View) -> Booking:
-        """Returns all that *pod* needs for *choice*, which was made in *view*: if it shares devices with nobody, nobody
-        else may get them before."""
-        request = self.request_of(pod)
-        assert request is not None, "a chosen pod requests devices"
-        booking = booking_of(pod, request, choice)
-        if not request.needs_devices_alone:
-            return booking
-        return alone(booking, view.usages(choice.node))
 
     def view_without(self, pod: Pod, node: str, ended: Collection[str]) -> View:
         """Returns the view in which the pods *ended* have ended and *pod* has nothing on *node*, where nothing is

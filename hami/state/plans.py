@@ -12,11 +12,13 @@ from dataclasses import replace
 
 import msgspec
 
-from hami.model import Partition
+from hami.model import Partition, Pod
 from hami.scheduling.placement import NodeUsage
+from hami.scheduling.refusal import Choice
 from hami.scheduling.usage import Charge, charged_by, total_charge, usage_by_device
-from hami.state.bookings import Booking
+from hami.state.bookings import Booking, booking_of
 from hami.state.promises import PREFIX, Promise
+from hami.state.view import View
 
 BookingsByUid = Mapping[str, Booking]
 """What pods hold, by uid."""
@@ -45,6 +47,17 @@ def alone(booking: Booking, usages: NodeUsage) -> Booking:
             whole.append(charge)
         made.append((vendor, tuple(whole)))
     return msgspec.structs.replace(booking, charges=tuple(made))
+
+
+def planned_booking(view: View, pod: Pod, choice: Choice) -> Booking:
+    """Returns all that *pod* needs for *choice*, which was made in *view*: if it shares devices with nobody, nobody
+    else may get them before."""
+    request = view.request_of(pod)
+    assert request is not None, "a chosen pod requests devices"
+    booking = booking_of(pod, request, choice)
+    if not request.needs_devices_alone:
+        return booking
+    return alone(booking, view.usages(choice.node))
 
 
 def is_free(booking: Booking, usages: NodeUsage) -> bool:

@@ -11,6 +11,7 @@ from hami.state import dry_run
 from hami.state.decisions import Decisions, State
 from hami.state.evictions import PlanUnderWay, plans_under_way
 from hami.state.pending import PendingPod
+from hami.state.plans import planned_booking
 from hami.state.promises import Promise, PromiseEnd, Stage
 from hami.state.read_pod import MAX_GRACE_S
 from hami.state.table import NO_POD, Table
@@ -170,7 +171,7 @@ class Preemptions:
         return Promise(
             pod=pod,
             choice=choice,
-            booking=decisions.planned_booking(pod, choice, view),
+            booking=planned_booking(view, pod, choice),
             stage=Stage.PLANNED,
             units=units,
             until=state.clock() + min(self._grace_s(leaving), MAX_GRACE_S) + PLAN_S,

@@ -52,6 +52,7 @@ COMMON = (
         "never evict the pod for one of higher priority; needs a right",
         Place.POD_LABEL,
     ),
+    Term(keys.DO_NOT_MOVE, BOOLEAN, "do not move the pod so that another one fits"),
     Term(
         keys.WEBHOOK,
         Words((keys.IGNORE,)),

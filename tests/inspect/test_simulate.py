@@ -229,7 +229,7 @@ def capacity(workload, **content):
 def test_capacity():
     capacities = capacity(source(gpumem=5000))
     assert [(node.node, node.pods) for node in capacities] == [("n1", 6), ("n2", 2)]
-    assert render_capacity(source(), capacities, None, Style()).splitlines()[:5] == [
+    assert render_capacity(source().title, capacities, None, Style()).splitlines()[:5] == [
         "8 more pods like those of deployment/web fit",
         "",
         "NODE  PODS",
@@ -241,7 +241,7 @@ def test_capacity():
 def test_no_text_of_a_manifest_reaches_the_terminal_as_a_control_code():
     workload = source(9, name="\x1b[2J\u202e", gpumem=9000)
     for text in (
-        render_capacity(workload, capacity(workload), None, Style()),
+        render_capacity(workload.title, capacity(workload), None, Style()),
         render_simulation(run(workload), Style()),
     ):
         assert text.replace("\n", "").isprintable()

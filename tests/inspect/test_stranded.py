@@ -156,5 +156,5 @@ def test_a_usual_pod_in_words(pod, text):
 
 
 def test_capacity_says_what_is_free():
-    lines = render_capacity(source(), [], a_report(), Style()).splitlines()
+    lines = render_capacity(source().title, [], a_report(), Style()).splitlines()
     assert lines[2] == "Free: 20.0 of 100 devices."
