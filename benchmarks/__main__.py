@@ -32,6 +32,7 @@ from benchmarks.preemption import preemption_rows
 from benchmarks.processes import Run, loop_seconds, objects_seconds
 from benchmarks.realnode import realnode_rows
 from benchmarks.resize import resize_rows
+from benchmarks.room import room_rows
 from benchmarks.rows import Row, table
 from benchmarks.trace import SEEDS, trace_rows
 from benchmarks.usage import usage_rows
@@ -56,6 +57,7 @@ ALL = (
     "monitor",
     "trace",
     "usage",
+    "room",
 )
 RESULTS = Path(__file__).parent / "results"
 WIDTH = 160
@@ -171,6 +173,8 @@ def measure(run: Run, chosen: argparse.Namespace) -> Iterator[Row]:
         yield from trace_rows(run, chosen.lists, chosen.seeds)
     if "usage" in chosen.groups:
         yield from usage_rows(run)
+    if "room" in chosen.groups:
+        yield from room_rows(run)
 
 
 def yardstick_rows() -> Iterator[Row]:

@@ -519,6 +519,8 @@ class Pod:
     group: str = ""  # of pods that are placed together
     scope: PodScope = PodScope()  # selects its quotas
     preferences: tuple[NodePreference, ...] = ()  # its preferred node affinity
+    # its node selector and required node affinity: a node must meet all requirements of one term, if there is any
+    node_terms: tuple[tuple[NodeRequirement, ...], ...] = ()
     # Has other wishes that only kube-scheduler can judge: preferred pod affinity, or a spread that may be violated.
     soft_constraints: bool = False
     preempts: bool = True  # pods of lower priority may be evicted for it

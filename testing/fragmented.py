@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hami.model import Pod
+from hami.scheduling.refusal import Choice
 from hami.state import dry_run
 from hami.state.bookings import booking_of
 from hami.state.moves import choose_with_room, held, promised
@@ -15,11 +16,14 @@ from hami.state.plans import planned_uid
 from hami.state.table import Table
 from hami.state.view import Facts, Policies, View
 from testing.builders import ONLY_NVIDIA, gpu, gpus, pod
+from testing.traces import trace_nodes, trace_pods
 
 CARD = 80_000
 PARTS = ((8000, 10), (10000, 10), (16000, 20), (20000, 25), (24000, 30), (40000, 50), (60000, 70))
 """MiB and cores of pods with one card."""
 WHOLE = (CARD, 100)
+FILLED = 0.95  # of the memory of all cards, before pods end
+MAX_REFUSED = 30  # pods that do not fit while a cluster is filled
 LARGE = ((1, *WHOLE), (1, 60000, 70), (1, 40000, 50), (2, *WHOLE), (2, 40000, 50))
 
 
@@ -32,48 +36,73 @@ class Fragmented:
     movable: dict[str, Pod] = field(default_factory=dict)
 
 
+Draw = Callable[[random.Random], tuple[int, int, int]]
+"""Returns cards, MiB and cores of the next pod."""
+
+
 def fragmented(
     seed: int,
     nodes: int,
     cards: int,
     *,
     ended: float,
-    filled: float = 0.95,
     parts: Sequence[tuple[int, int]] = (*PARTS, WHOLE),
-    policy: str = "binpack",
 ) -> Fragmented:
-    """Returns a cluster whose *cards* were *filled*, before pods *ended*. One pod in seven cannot be moved."""
+    """Returns a cluster of equal *nodes* whose *cards* were filled with pods of one card, before pods *ended*."""
+    models = {f"n{number:04}": ["NVIDIA A100"] * cards for number in range(nodes)}
+    return _churned(models, lambda rnd: (1, *rnd.choice(parts)), ended, random.Random(seed))
+
+
+def fragmented_trace(seed: int, nodes: int, *, ended: float = 0.1) -> Fragmented:
+    """Returns the first *nodes* of the published trace in random order, with pods of it. Each GPU has the same memory,
+    and pods request as much of it as of the cores."""
     rnd = random.Random(seed)
-    table = Table()
-    names = [f"n{number:04}" for number in range(nodes)]
-    for name in names:
+    some = trace_nodes()
+    rnd.shuffle(some)
+    pods = trace_pods("cpu0")
+    models = {
+        f"n{number:04}": [f"NVIDIA-{node.model}"] * node.gpus
+        for number, node in enumerate(some[:nodes])
+    }
+
+    def draw(rnd: random.Random) -> tuple[int, int, int]:
+        drawn = rnd.choice(pods)
+        return drawn.gpus, drawn.cores * CARD // 100, drawn.cores
+
+    return _churned(models, draw, ended, rnd)
+
+
+def _churned(
+    models: Mapping[str, Sequence[str]], draw: Draw, ended: float, rnd: random.Random
+) -> Fragmented:
+    """Returns nodes with cards of these *models* that were filled with pods before some *ended*. One pod in seven
+    cannot be moved."""
+    table, names = Table(), list(models)
+    for name, of_node in models.items():
         devices = [
-            gpu(f"{name}-{index}", index=index, memory_mib=CARD, model="NVIDIA A100")
-            for index in range(cards)
+            gpu(f"{name}-{index}", index=index, memory_mib=CARD, model=model)
+            for index, model in enumerate(of_node)
         ]
         table.set_devices(name, "NVIDIA", tuple(devices))
-    facts = Facts(vendors=ONLY_NVIDIA, policies=Policies(policy, policy))
-    view = View(table, facts)
+    view = View(table, Facts(vendors=ONLY_NVIDIA, policies=Policies("binpack", "binpack")))
     pods: dict[str, Pod] = {}
+    total = CARD * sum(map(len, models.values()))
     used = refused = 0
-    while used < filled * nodes * cards * CARD and refused < 30:
-        memory, cores = rnd.choice(parts)
-        new = pod(gpus(1, memory=memory, cores=cores), name=f"p{len(pods)}-{refused}")
+    while used < FILLED * total and refused < MAX_REFUSED:
+        count, memory, cores = draw(rnd)
+        new = pod(gpus(count, memory=memory, cores=cores), name=f"p{len(pods)}-{refused}")
         choice = dry_run.choose(view, new, names)
         if choice is None:
             refused += 1
             continue
-        request = view.request_of(new)
-        assert request is not None
-        table.bookings.put(booking_of(new, request, choice))
-        view = View(table, facts, verdicts=view.verdicts)
+        view = _booked(view, new, choice)
         pods[new.ref.uid] = new
-        used += memory
+        used += count * memory
     for uid in rnd.sample(sorted(pods), int(ended * len(pods))):
         table.bookings.pop(uid)
         del pods[uid]
     movable = {uid: pods[uid] for uid in sorted(pods) if rnd.random() > 1 / 7}
-    return Fragmented(View(table, facts), names, movable)
+    return Fragmented(View(table, view.facts), names, movable)
 
 
 def blocked_pod(cluster: Fragmented, seed: int, shapes=LARGE) -> Pod | None:
@@ -122,12 +151,21 @@ def _is_room(cluster: Fragmented, waiting: Pod, node: str, uids: Sequence[str]) 
 
 def without_room(cluster: Fragmented, shape: tuple[int, int, int]) -> tuple[Fragmented, Pod]:
     """Returns *cluster* with as many pods of *shape* (cards, MiB, cores) as fit, which stay, and one more."""
-    view = cluster.view
     count, memory, cores = shape
+    base = cluster.view
+    view = View(base.table.copy(), base.facts)
     for number in itertools.count():
         new = pod(gpus(count, memory=memory, cores=cores), name=f"fills-{number}")
         choice = dry_run.choose(view, new, cluster.names)
         if choice is None:
-            return Fragmented(view.merged, cluster.names, cluster.movable), new
-        view = dry_run.placed(view, new, choice)
+            return Fragmented(View(view.table, view.facts), cluster.names, cluster.movable), new
+        view = _booked(view, new, choice)
     raise AssertionError("a cluster has no end")
+
+
+def _booked(view: View, new: Pod, choice: Choice) -> View:
+    """Books what *choice* gives to *new* in the table of *view*, and returns the view after it."""
+    request = view.request_of(new)
+    assert request is not None
+    view.table.bookings.put(booking_of(new, request, choice))
+    return View(view.table, view.facts, verdicts=view.verdicts)

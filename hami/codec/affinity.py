@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -10,6 +11,8 @@ from hami.model import NodePreference, NodeRequirement
 
 MAX_REQUIREMENTS = 16  # of the preferred node affinity of a pod: they are compared with each node
 MAX_VALUES = 1024  # of all of these
+NodeTerms = tuple[tuple[NodeRequirement, ...], ...]
+_NO_NODE: NodeTerms = ((NodeRequirement("", "In"),),)
 
 
 class _Term(msgspec.Struct, rename="camel", gc=False, frozen=True):
@@ -46,7 +49,14 @@ class _WeightedNodeTerm(msgspec.Struct, gc=False):
     preference: _NodeTerm = _NodeTerm()
 
 
+class _NodeSelector(msgspec.Struct, rename="camel", gc=False, frozen=True):
+    node_selector_terms: tuple[_NodeTerm, ...] = ()
+
+
 class _NodeAffinity(msgspec.Struct, gc=False, frozen=True):
+    required: _NodeSelector | None = msgspec.field(
+        name="requiredDuringSchedulingIgnoredDuringExecution", default=None
+    )
     preferred: tuple[_WeightedNodeTerm, ...] = msgspec.field(
         name="preferredDuringSchedulingIgnoredDuringExecution", default=()
     )
@@ -83,20 +93,45 @@ def node_preferences(affinity: Affinity | None) -> tuple[NodePreference, ...]:
     """Returns the preferred node affinity. Terms beyond MAX_REQUIREMENTS conditions or MAX_VALUES do not count."""
     if affinity is None:
         return ()
+    weighted = affinity.node_affinity.preferred
     preferences: list[NodePreference] = []
-    requirement_count = value_count = 0
-    for weighted in affinity.node_affinity.preferred:
-        of_labels = weighted.preference.match_expressions
-        of_names = weighted.preference.match_fields
-        requirement_count += len(of_labels) + len(of_names)
-        value_count += sum(len(item.values) for item in (*of_labels, *of_names))
-        if requirement_count > MAX_REQUIREMENTS or value_count > MAX_VALUES:
-            break
-        requirements = [_requirement(item.key, item) for item in of_labels]
-        requirements += [_requirement("", item) for item in of_names]
+    for item, requirements in zip(weighted, _bounded([item.preference for item in weighted])):
         if requirements:  # an empty term has no effect
-            preferences.append(NodePreference(weighted.weight, tuple(requirements)))
+            preferences.append(NodePreference(item.weight, requirements))
     return tuple(preferences)
+
+
+def node_terms(selector: Mapping[str, str], affinity: Affinity | None) -> NodeTerms:
+    """Returns the terms of which a node must meet one, by node selector and required affinity; empty if any node will
+    do. No node meets a selector of more than MAX_REQUIREMENTS labels, nor terms beyond as many conditions, or
+    MAX_VALUES."""
+    required = None if affinity is None else affinity.node_affinity.required
+    if not selector and required is None:  # as most pods
+        return ()
+    if len(selector) > MAX_REQUIREMENTS:
+        return _NO_NODE
+    labels = tuple([NodeRequirement(key, "In", frozenset({selector[key]})) for key in selector])
+    if required is None:
+        return (labels,)
+    terms: list[tuple[NodeRequirement, ...]] = []
+    for requirements in _bounded(required.node_selector_terms):
+        if requirements:  # no node meets an empty term
+            terms.append(labels + requirements)
+    return tuple(terms) if terms else _NO_NODE
+
+
+def _bounded(terms: Iterable[_NodeTerm]) -> Iterator[tuple[NodeRequirement, ...]]:
+    """Yields the conditions of each of *terms*, as long as they are within the bounds together."""
+    requirement_count = value_count = 0
+    for term in terms:
+        items = (*term.match_expressions, *term.match_fields)
+        requirement_count += len(items)
+        value_count += sum(len(item.values) for item in items)
+        if requirement_count > MAX_REQUIREMENTS or value_count > MAX_VALUES:
+            return
+        requirements = [_requirement(item.key, item) for item in term.match_expressions]
+        requirements += [_requirement("", item) for item in term.match_fields]
+        yield tuple(requirements)
 
 
 def _requirement(key: str, item: _Expression) -> NodeRequirement:

@@ -14,7 +14,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hami.codec.affinity import Affinity, is_cross_namespace, node_preferences, prefers_pods
+from hami.codec.affinity import (
+    Affinity,
+    is_cross_namespace,
+    node_preferences,
+    node_terms,
+    prefers_pods,
+)
 from hami.codec.claim_amounts import CLAIM, is_claim_name, with_amounts
 from hami.codec.device_requests import UsedClaims, used_claims
 from hami.codec.documents import decode, decode_object
@@ -101,6 +107,7 @@ class _Spec(msgspec.Struct, rename="camel", gc=False, frozen=True):
     active_deadline_seconds: int = -1
     resources: ResourceRequirements = ResourceRequirements()
     overhead: Quantities = {}
+    node_selector: dict[str, str] = {}
     affinity: Affinity | None = None
     topology_spread_constraints: tuple[_SpreadConstraint, ...] = ()
     resource_claims: tuple[msgspec.Raw, ...] = ()
@@ -289,6 +296,7 @@ def _pod(wire: _Pod, size: int = 0) -> Pod:
             is_cross_namespace(spec.affinity),
         ),
         preferences=node_preferences(spec.affinity),
+        node_terms=node_terms(spec.node_selector, spec.affinity),
         soft_constraints=prefers_pods(spec.affinity) or _prefers_spread(spec),
         preempts=spec.preemption_policy != "Never",
         preempted=disruption is not None,

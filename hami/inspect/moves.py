@@ -27,8 +27,8 @@ SHOWN_NAMES = 3  # of each reason, in a text
 EXPLAIN_S = 0.3  # of the search in an explanation
 SHOWN_MOVES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 NOT_LOOKED_AT = (
-    "Not looked at, since kube-scheduler decides it: taints, required affinity and affinity to pods, topology "
-    "spread, volumes. Each move restarts a pod."
+    "Not looked at, since kube-scheduler decides it: taints, affinity to pods, topology spread, volumes. Each move "
+    "restarts a pod."
 )
 _SHAPE = re.compile(r"(?P<count>[1-9][0-9]{0,2})x(?P<part>0?\.[0-9]{1,2}|1(\.0{1,2})?)")
 

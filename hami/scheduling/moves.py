@@ -23,7 +23,8 @@ RECREATING = frozenset({"ReplicaSet", "ReplicationController", "StatefulSet"})
 """The controllers that make the same pod again, and whose pods have begun nothing that must end."""
 MAX_OPTIONS = 64  # sets of pods of one device
 MAX_SETS = 256  # sets of pods of one node
-MAX_STEPS = 4096  # of the search for them
+MAX_STEPS = 4096  # of the search for them, of one device or node
+_NO_CHOICE = (-1, frozenset[str]())
 
 
 MEANINGS: Mapping[Immovable, str] = {
@@ -141,10 +142,11 @@ def victim_sets(
     options: list[list[frozenset[str]]] = []
     free = 0
     for device in devices:
-        if passes(device.usage):
+        fewest = _fewest(device, request)
+        if fewest == 0 and passes(device.usage):
             free += 1
             continue
-        sets = _sets_of(device, request, size, passes)
+        sets = _sets_of(device, max(1, fewest), size, passes)
         if sets:
             options.append(sets)
     needed = request.count - free
@@ -188,28 +190,33 @@ def _less(items: tuple[T, ...], others: Sequence[T]) -> tuple[T, ...]:
     return tuple((Counter(items) - Counter(others)).elements())
 
 
-def _sets_of(
-    device: MovableDevice, request: Request, size: int, passes: Passes
-) -> list[frozenset[str]]:
-    """Returns the smallest sets of at most *size* pods without which *device* passes: none contains another."""
-    fewest = _fewest(device, request)
+def _sets_of(device: MovableDevice, fewest: int, size: int, passes: Passes) -> list[frozenset[str]]:
+    """Returns the smallest sets of *fewest* to *size* pods without which *device* passes: none contains another."""
     if fewest > size or not passes(without(device.usage, list(device.charges.values()))):
         return []
     found: list[frozenset[str]] = []
-    for number in range(fewest, size + 1):
-        for uids in itertools.combinations(device.charges, number):
-            union = frozenset(uids)
-            if any(smaller <= union for smaller in found):
-                continue
-            if passes(without(device.usage, [device.charges[uid] for uid in uids])):
-                found.append(union)
-                if len(found) == MAX_OPTIONS:
-                    return found
+    for uids in itertools.islice(_combinations(device, fewest, size), MAX_STEPS):
+        union = frozenset(uids)
+        if any(smaller <= union for smaller in found):
+            continue
+        if passes(without(device.usage, [device.charges[uid] for uid in uids])):
+            found.append(union)
+            if len(found) == MAX_OPTIONS:
+                break
     return found
 
 
+def _combinations(device: MovableDevice, fewest: int, size: int) -> Iterator[tuple[str, ...]]:
+    """Yields sets of *fewest* to *size* pods of a device, small sets and large pods first."""
+    charges = device.charges
+    uids = sorted(charges, key=lambda uid: (-charges[uid].memory_mib, -charges[uid].cores, uid))
+    for number in range(fewest, size + 1):
+        yield from itertools.combinations(uids, number)
+
+
 def _fewest(device: MovableDevice, request: Request) -> int:
-    """Returns the number of pods that have to leave at least, one or more; above all others if it is never enough."""
+    """Returns the number of pods that have to leave at least, so that memory and cores suffice; above all others if
+    they never do."""
     usage, charges = device.usage, device.charges.values()
     memory = request.memory_on(usage.device) - usage.memory_free_mib
     fewest = _largest_first([charge.memory_mib for charge in charges], memory)
@@ -220,31 +227,44 @@ def _fewest(device: MovableDevice, request: Request) -> int:
 
 
 def _largest_first(amounts: Sequence[int], needed: int) -> int:
-    """Returns how many of *amounts* make *needed*, one at least."""
+    """Returns how many of *amounts* make *needed*; more than there are if all of them do not."""
+    if needed <= 0:
+        return 0
     total = 0
     for number, amount in enumerate(sorted(amounts, reverse=True), 1):
         total += amount
         if total >= needed:
             return number
-    return len(amounts) + 1 if needed > 0 else 1
+    return len(amounts) + 1
 
 
 def _unions(
     options: Sequence[Sequence[frozenset[str]]], needed: int, size: int
 ) -> Iterator[frozenset[str]]:
     """Yields unions of *needed* sets, each of another device, with at most *size* pods; smaller sets first."""
-    stack = [(0, needed, frozenset[str]())]
+    stack = [(needed, frozenset[str](), _choices(options, 0, needed))]
     for _ in range(MAX_STEPS):
         if not stack:
             return
-        start, missing, union = stack.pop()
-        if missing == 0:
-            yield union
+        missing, union, choices = stack[-1]
+        place, pods = next(choices, _NO_CHOICE)
+        if place < 0:
+            stack.pop()
             continue
-        further: list[tuple[int, int, frozenset[str]]] = []
-        for place in range(start, len(options) - missing + 1):
-            for pods in options[place]:
-                larger = union | pods
-                if len(larger) <= size:
-                    further.append((place + 1, missing - 1, larger))
-        stack += reversed(further)
+        larger = union | pods
+        if len(larger) > size:
+            continue
+        if missing == 1:
+            yield larger
+        else:
+            further = _choices(options, place + 1, missing - 1)
+            stack.append((missing - 1, larger, further))
+
+
+def _choices(
+    options: Sequence[Sequence[frozenset[str]]], start: int, missing: int
+) -> Iterator[tuple[int, frozenset[str]]]:
+    """Yields the sets of each device from *start* on after which *missing* devices may still be had."""
+    for place in range(start, len(options) - missing + 1):
+        for pods in options[place]:
+            yield place, pods

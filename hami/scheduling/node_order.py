@@ -130,6 +130,17 @@ def _mask(requirement: NodeRequirement, names: Sequence[str], labels: Labels) ->
     return numpy.array([matches(requirement, value) for value in numbers], dtype=bool)[which]
 
 
+def is_eligible(pod: Pod, node: str, labels: Mapping[str, str]) -> bool:
+    """Reports whether *node* with *labels* meets the node selector and the required node affinity of *pod*."""
+    if not pod.node_terms:
+        return True
+    for term in pod.node_terms:
+        values = [labels.get(requirement.key) if requirement.key else node for requirement in term]
+        if all(map(matches, term, values)):
+            return True
+    return False
+
+
 def matches(requirement: NodeRequirement, value: str | None) -> bool:
     """Reports whether a node whose label has *value* (``None``: it has none) meets *requirement*; none meets an invalid
     one."""

@@ -2,7 +2,8 @@
 
 The place of the pod is held from the start, and grows with each victim that leaves. Each moved pod is placed by the
 decision in the view of that moment, one after the other, so a plan that reality overtakes stops after a whole move.
-Nodes where the CPU or the memory that a pod requests is not free are left out, as kube-scheduler does.
+Nodes that a pod does not select, or where the CPU or the memory that it requests is not free, are left out, as
+kube-scheduler does.
 
 Searched are sets of pods that leave the node of the waiting pod, and, for each of these that has no place, pods that
 move before it; not pods before those, nor sets with pods whose end frees nothing that is needed.
@@ -21,6 +22,7 @@ import msgspec
 from hami.model import DeviceUsage, Pod, Request
 from hami.scheduling.fit import objection
 from hami.scheduling.moves import MAX_SETS, MovableDevice, victim_sets
+from hami.scheduling.node_order import is_eligible
 from hami.scheduling.node_resources import NOTHING, NodeResources, requested
 from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.refusal import Choice
@@ -155,6 +157,11 @@ class MoveSearch:
             return NoMovePlan(is_proven=True)
         return found.plan(is_minimal=True)
 
+    def _check_time(self) -> None:
+        """Raises: _TimeOver."""
+        if self._clock() > self._deadline:
+            raise _TimeOver
+
     def _search(
         self, view: View, pod: Pod, limit: int, kind: _Kind, protected: frozenset[str]
     ) -> _Found | None:
@@ -162,8 +169,7 @@ class MoveSearch:
         for total in range(1, limit + 1):
             for size in range(1, total) if kind is _Kind.CASCADES else (total,):
                 for node, victims in self._candidates(view, pod, size, protected):
-                    if self._clock() > self._deadline:
-                        raise _TimeOver
+                    self._check_time()
                     budget = _Budget(kind, total - size, protected | victims)
                     found = self._leave(view, pod, node, victims, budget)
                     if found is not None:
@@ -179,6 +185,7 @@ class MoveSearch:
             return
         found: list[_Weighed] = []
         for name in self._names:
+            self._check_time()
             weighed: list[_Weighed] = []
             for victims in self._sets_on(view, request, name, size):
                 if victims.isdisjoint(protected):
@@ -258,8 +265,7 @@ class MoveSearch:
         moves: list[PodMove] = []
         further = budget.further
         for step, uid in enumerate(order):
-            if self._clock() > self._deadline:
-                raise _TimeOver
+            self._check_time()
             pod, rest = self._movable[uid], order[step + 1 :]
             gone = budget.left(view, promise, rest, uid)
             choice = choose_with_room(gone, pod, self._names)
@@ -378,7 +384,10 @@ def held(
 
 
 def choose_with_room(view: View, pod: Pod, names: Sequence[str]) -> Choice | None:
-    """Returns the choice among those of the nodes *names* where CPU and memory suffice, too; ``None`` if none fits."""
+    """Returns the choice among those of the nodes *names* that *pod* selects, and where CPU and memory suffice;
+    ``None`` if none fits."""
+    if pod.node_terms:
+        names = [name for name in names if is_eligible(pod, name, view.labels_of(name))]
     resources = requested(pod)
     choice = dry_run.choose(view, pod, names)
     if choice is None or has_room(view, choice.node, resources):

@@ -113,3 +113,42 @@ NEAR = {"weight": 1, "podAffinityTerm": {"topologyKey": "zone", "labelSelector":
 )
 def test_soft_constraints_that_only_kube_scheduler_can_judge(spec, soft):
     assert read(**spec).soft_constraints is soft
+
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+NO_NODE = NodeRequirement("", "In")
+IN_A = NodeRequirement("zone", "In", frozenset({"a"}))
+
+
+def node_terms(selector=None, *terms):
+    spec = {"nodeSelector": selector}
+    if terms:
+        required = {"nodeSelectorTerms": [{"matchExpressions": list(term)} for term in terms]}
+        spec["affinity"] = {"nodeAffinity": {REQUIRED: required}}
+    return read(**spec).node_terms
+
+
+@cases(
+    "selector, terms, expected",
+    ("nothing", None, (), ()),
+    ("selector", {"zone": "a"}, (), ((IN_A,),)),
+    ("terms", None, ([SSD], [SSD, SSD]), ((IS_SSD,), (IS_SSD, IS_SSD))),
+    ("both", {"zone": "a"}, ([SSD], [SSD]), ((IN_A, IS_SSD),) * 2),
+    ("an empty term is met by no node", None, ([], [SSD]), ((IS_SSD,),)),
+    ("only empty terms", {"zone": "a"}, ([],), ((NO_NODE,),)),
+    ("a term with too many conditions", None, ([SSD] * (MAX_REQUIREMENTS + 1),), ((NO_NODE,),)),
+    (
+        "too many terms",
+        None,
+        ([SSD],) * (MAX_REQUIREMENTS + 5),
+        ((IS_SSD,),) * MAX_REQUIREMENTS,
+    ),
+    (
+        "a large selector",
+        {str(number): "" for number in range(MAX_REQUIREMENTS + 1)},
+        (),
+        ((NO_NODE,),),
+    ),
+)
+def test_a_node_must_meet_a_term_of_selector_and_required_affinity(selector, terms, expected):
+    assert node_terms(selector, *terms) == expected

@@ -686,6 +686,31 @@ def test_what_preemption_reads_of_a_pod(wire, fields):
     assert {name: getattr(pod, name) for name in PREEMPTION} == PREEMPTION | fields
 
 
+def read_volumes(*volumes):
+    return parse_pod(json.dumps({"spec": {"volumes": list(volumes)}}).encode()).local_volumes
+
+
+@cases(
+    "volume, is_local",
+    ("on disk", {"name": "v", "emptyDir": {}}, True),
+    ("on disk, with a limit", {"name": "v", "emptyDir": {"sizeLimit": "1Gi"}}, True),
+    ("in memory", {"name": "v", "emptyDir": {"medium": "Memory"}}, False),
+    ("a path of the node", {"name": "v", "hostPath": {"path": "/data"}}, True),
+    ("null", {"name": "v", "hostPath": None, "secret": {"secretName": "emptyDir"}}, False),
+    ("a claim", {"name": "v", "persistentVolumeClaim": {"claimName": "c"}}, False),
+)
+def test_volumes_whose_content_is_lost_with_the_pod(volume, is_local):
+    assert read_volumes(volume, {"name": "emptyDir", "configMap": {"name": "c"}}) == (
+        ("v",) if is_local else ()
+    )
+
+
+def test_the_kind_of_a_controller_is_read():
+    owner = {"kind": "ReplicaSet", "uid": "r", "controller": True}
+    pod = parse_pod(json.dumps({"metadata": {"ownerReferences": [owner]}}).encode())
+    assert pod.controller_kind == "ReplicaSet"
+
+
 @cases(
     "wire, fields",
     ("without a selector: of no pod", {}, {"selector": None}),

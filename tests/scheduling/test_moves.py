@@ -143,3 +143,29 @@ def test_sets_are_enough_and_none_of_that_size_is_missing(seed):
             if enough and all(passing(devices, asked, each) < asked.count for each in smaller):
                 minimal.add(uids)
         assert minimal <= found
+
+
+def test_many_pods_and_devices_take_a_bounded_time():
+    """Else a tenant with many small pods, or a node with many devices, would stop the search."""
+    charges = {f"p{number}": Charge("GPU-0", 1, 1, 0) for number in range(300)}
+    devices = []
+    for number in range(200):
+        card = usage(f"GPU-{number}", 300, 300, memory_mib=300, slots=310)
+        devices.append(MovableDevice(card, charges))
+    calls = []
+
+    def passes(card):
+        calls.append(card)
+        return card.memory_free_mib >= 7
+
+    sets = victim_sets(devices[:8], request(8, memory_mib=7), 8, passes)
+    assert len(calls) < 8 * 5000
+    assert all(len(uids) == 8 for uids in sets)
+    free = [
+        MovableDevice(device.usage, {f"q{number}": Charge("x", 1, 300, 0)})
+        for number, device in enumerate(devices)
+    ]
+    assert (
+        len(victim_sets(free, request(4, memory_mib=7), 4, lambda card: card.memory_free_mib >= 7))
+        == 256
+    )

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from hami.model import NodeRequirement
 from hami.scheduling.node_resources import NodeResources
 from hami.state import dry_run
 from hami.state.bookings import booking_of
@@ -126,6 +127,7 @@ def cluster_of(*placed, left=None):
 
 
 NAMES = ["n0", "n1", "n2"]
+HOST = NodeRequirement("", "In", frozenset({"n0"}))
 WAITS = pod(gpus(1, memory=MIB, cores=0), name="waits")
 LAYOUT = (
     ("n0", "a", 50_000, {}),
@@ -161,3 +163,23 @@ def test_a_waiting_pod_gets_no_node_without_free_cpu():
     large = pod(gpus(1, memory=1000, cores=0), name="large", requests={"cpu": "2"})
     assert choose_with_room(view, large, NAMES) is None
     assert choose_with_room(view, WAITS, NAMES) is not None
+
+
+def test_a_pod_moves_only_to_nodes_that_it_selects():
+    term = (NodeRequirement("zone", "In", frozenset({"a"})),)
+    layout = (("n0", "a", 50_000, {"node_terms": (term,)}),)
+    view, pods = cluster_of(*layout)
+    full = pod(gpus(1, memory=60_000, cores=0), name="waits", node_terms=((HOST,),))
+    assert MoveSearch(NAMES, pods, still).plan(view, full) == NoMovePlan(is_proven=True)
+    labels = {"n2": {"zone": "a"}}
+    for name in NAMES:
+        view.table.set_labels(name, labels.get(name, {}))
+    result = MoveSearch(NAMES, pods, still).plan(view, full)
+    assert [(move.uid, move.target) for move in result.moves] == [("uid-a", "n2")]
+
+
+def test_a_waiting_pod_gets_only_a_node_that_it_selects():
+    view, _ = cluster_of()
+    only = pod(gpus(1, memory=1000, cores=0), name="only", node_terms=((HOST,),))
+    assert choose_with_room(view, only, NAMES).node == "n0"
+    assert choose_with_room(view, only, NAMES[1:]) is None
