@@ -274,9 +274,9 @@ def anonymize(record: ClusterRecord) -> ClusterRecord:
 
     The order of names stays, so decisions stay the same, but for preferred nodes. Fields, annotations and labels
     without a declared kind are left out: so are labels that no vendor reads on nodes, preferences and selectors of
-    these, the words of kube-scheduler, the installation, and what is allocated by claims. In annotations only numbers, known words and
-    parts of device models stay: any other word may be a name. Comments and unknown keys of the device configuration
-    are left out.
+    these, the words of kube-scheduler, the installation, and what is allocated by claims. In annotations only numbers,
+    known words and parts of device models stay: any other word may be a name. Comments and unknown keys of the device
+    configuration are left out.
     """
     return _Anonymizer(record).record()
 
