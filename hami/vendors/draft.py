@@ -123,10 +123,6 @@ class PodDraft:
         """Records that a container requests devices."""
         self.requests_devices = True
 
-    def warn(self, text: str) -> None:
-        """Adds a warning for the pod's author."""
-        self.warnings.append(text)
-
     def changed(self) -> Pod:
         """Returns the decoded pod with the changes in its annotations and in the amounts of its containers."""
         return replace(

@@ -204,7 +204,7 @@ def _warn_of_mps(draft: ContainerDraft) -> None:
     """Warns of the first variable that leads to an MPS server. Pods that run a server of their own need such ones."""
     for name, _ in draft.variables:
         if name.startswith(MPS_VARIABLES):
-            draft.pod.warn(f"container {draft.name} sets {name[:_SHOWN]}: {MPS_WARNING}")
+            draft.pod.warnings.append(f"container {draft.name} sets {name[:_SHOWN]}: {MPS_WARNING}")
             return
 
 
