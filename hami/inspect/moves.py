@@ -284,7 +284,14 @@ def render_compaction(rows: Sequence[ShapeRoom], style: Style) -> str:
             if following is None or _is_shown(row.moves, following.moves):
                 shown.append(row)
     table = render_rows(shown, _COLUMNS, style)
-    return "\n".join([table, "", "Each shape alone.", NOT_LOOKED_AT])
+    return "\n".join(
+        [
+            table,
+            "",
+            "Each shape alone, as far as the search has come within --moves and --seconds.",
+            NOT_LOOKED_AT,
+        ]
+    )
 
 
 def _is_shown(moves: int, following: int) -> bool:

@@ -19,7 +19,7 @@ from hami.scheduling.usage import Charge
 
 T = TypeVar("T", bound=Hashable)
 
-RECREATING = frozenset({"ReplicaSet", "ReplicationController", "StatefulSet"})
+STEADY_CONTROLLERS = frozenset({"ReplicaSet", "ReplicationController", "StatefulSet"})
 """The controllers that make the same pod again, and whose pods have begun nothing that must end."""
 MAX_OPTIONS = 64  # sets of pods of one device
 MAX_SETS = 256  # sets of pods of one node
@@ -73,11 +73,10 @@ class MoveRules:
             return Immovable.LOCAL_STORAGE
         if self._is_protected(pod):
             return Immovable.BUDGET
-        if (
-            self.min_runtime_s
-            and self.now - (parse_time(pod.started) or self.now) < self.min_runtime_s
-        ):
-            return Immovable.YOUNG
+        if self.min_runtime_s:
+            started = parse_time(pod.started)
+            if started == 0 or self.now - started < self.min_runtime_s:
+                return Immovable.YOUNG
         return None
 
     def _is_protected(self, pod: Pod) -> bool:
@@ -92,7 +91,7 @@ def _by_owner(pod: Pod) -> Immovable | None:
         return Immovable.NODE_AGENT
     if not pod.controller:
         return Immovable.NO_CONTROLLER
-    if pod.controller_kind in RECREATING or _is_safe(pod):
+    if pod.controller_kind in STEADY_CONTROLLERS or _is_safe(pod):
         return None
     return Immovable.JOB if pod.controller_kind == "Job" else Immovable.UNKNOWN_CONTROLLER
 

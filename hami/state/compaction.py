@@ -17,7 +17,6 @@ from hami.state.moves import (
 )
 from hami.state.view import View
 
-STEP_S = 2.0  # of the search for one more pod
 STEP_MOVES = 8  # of a plan for one more pod
 MAX_PLACED = 5000  # pods that are counted
 
@@ -51,9 +50,7 @@ class Compaction:
             remaining = until - self._clock()
             if remaining <= 0:
                 return
-            step = MoveLimits(
-                moves=min(STEP_MOVES, limits.moves - moves), seconds=min(STEP_S, remaining)
-            )
+            step = MoveLimits(moves=min(STEP_MOVES, limits.moves - moves), seconds=remaining)
             pod = self._next()
             plan = MoveSearch(self._names, self._movable, self._clock).plan(view, pod, step)
             if not isinstance(plan, MovePlan):

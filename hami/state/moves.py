@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice
+from typing import NamedTuple
 
 import msgspec
 
@@ -115,6 +116,18 @@ class _Budget:
         return held(view, promise, remaining, ended=[uid])
 
 
+class _Needs(NamedTuple):
+    """*request* and *resources* of a pod. *anywhere*: it selects no nodes."""
+
+    request: PodRequest
+    resources: NodeResources
+    anywhere: bool
+
+    def is_met_by(self, booking: Booking) -> bool:
+        """Reports whether CPU and memory where the pod of *booking* is placed are enough, on any node."""
+        return self.anywhere and booking.resources.larger(self.resources) == booking.resources
+
+
 _Weighed = tuple[float, str, list[str], frozenset[str]]
 """Victims with what they hold, and their node."""
 
@@ -130,7 +143,7 @@ class MoveSearch:
         self._clock = clock
         self._requests: dict[str, PodRequest | None] = {}
         self._deadline = math.inf
-        self._sets: dict[tuple[PodRequest, str, int], list[frozenset[str]]] = {}
+        self._sets: dict[tuple[_Needs, str, int], list[frozenset[str]]] = {}
         self._of_view: View | None = None  # of the sets
 
     def plan(
@@ -183,11 +196,14 @@ class MoveSearch:
         request = view.request_of(pod)
         if request is None:
             return
+        needs = _Needs(request, requested(pod), not pod.node_terms)
         found: list[_Weighed] = []
         for name in self._names:
             self._check_time()
+            if not is_eligible(pod, name, view.labels_of(name)):
+                continue
             weighed: list[_Weighed] = []
-            for victims in self._sets_on(view, request, name, size):
+            for victims in self._sets_on(view, needs, name, size):
                 if victims.isdisjoint(protected):
                     weight = sum(self._weight(view, uid) for uid in victims)
                     weighed.append((weight, name, sorted(victims), victims))
@@ -195,42 +211,38 @@ class MoveSearch:
         for _, name, _, victims in sorted(found):
             yield name, victims
 
-    def _sets_on(
-        self, view: View, request: PodRequest, node: str, size: int
-    ) -> list[frozenset[str]]:
+    def _sets_on(self, view: View, needs: _Needs, node: str, size: int) -> list[frozenset[str]]:
         """Returns the sets of victims on *node*; those of nodes that no move has changed are remembered."""
         is_changed = self._of_view is None or view.usages(node) is not self._of_view.usages(node)
         if is_changed:
-            return self._new_sets(view, request, node, size)
-        key = request, node, size
+            return self._new_sets(view, needs, node, size)
+        key = needs, node, size
         if key not in self._sets:
-            self._sets[key] = self._new_sets(view, request, node, size)
+            self._sets[key] = self._new_sets(view, needs, node, size)
         return self._sets[key]
 
-    def _new_sets(
-        self, view: View, request: PodRequest, node: str, size: int
-    ) -> list[frozenset[str]]:
+    def _new_sets(self, view: View, needs: _Needs, node: str, size: int) -> list[frozenset[str]]:
+        movable = self._movable_on(view, needs, node)
+        if len(movable) < size:
+            return []
+        sets = _sets_by_devices(view, needs.request, node, movable, size)
+        if sets is None or not has_room(view, node, needs.resources):
+            some = _some_sets([booking.uid for booking in movable], size)
+            return list(dict.fromkeys((*(sets or ()), *some)))
+        return sets
+
+    def _movable_on(self, view: View, needs: _Needs, node: str) -> list[Booking]:
+        """Returns what pods of *node* hold that may help if they move."""
         movable: list[Booking] = []
-        single = _single_request(request)
+        single = _single_request(needs.request)
         for booking in view.bookings_on(node):
             if booking.uid not in self._movable:
                 continue
-            if _holds_as_much(booking, single) and self._asks_as_much(view, booking.uid, request):
-                continue
+            if needs.is_met_by(booking) and _holds_as_much(booking, single):
+                if self._asks_as_much(view, booking.uid, needs.request):
+                    continue
             movable.append(booking)
-        if len(movable) < size:
-            return []
-        usages: Sequence[DeviceUsage] = ()
-        if single is not None:
-            usages = view.usages(node).get(single.vendor, ())
-        if single is None or _allows_repeats(request, single, usages):
-            return _some_sets([booking.uid for booking in movable], size)
-        context = request.fit_context(single.vendor, usages)
-
-        def passes(usage: DeviceUsage) -> bool:
-            return objection(Candidate(usage, single, context)) is None
-
-        return victim_sets(_movable_devices(usages, movable, single), single, size, passes)
+        return movable
 
     def _leave(
         self,
@@ -290,8 +302,8 @@ class MoveSearch:
         return _Found(promise.node, tuple(moves), promise.victims, view)
 
     def _asks_as_much(self, view: View, uid: str, request: PodRequest) -> bool:
-        """Reports whether the pod *uid* asks for at least what *request* does of the same devices: a place for it is
-        one for the waiting pod, so to move it helps nobody."""
+        """Reports whether the pod *uid* asks for at least what *request* does of the same devices: if the pod that
+        waits may be on any node, a place for the other is one for it, so to move that helps nobody."""
         if uid not in self._requests:
             self._requests[uid] = view.request_of(self._movable[uid])
         other = self._requests[uid]
@@ -410,8 +422,27 @@ def _is_on(view: View, uid: str, node: str) -> bool:
     return booking is not None and booking.node == node
 
 
+def _sets_by_devices(
+    view: View, request: PodRequest, node: str, movable: Sequence[Booking], size: int
+) -> list[frozenset[str]] | None:
+    """Returns the sets of *size* pods of *movable* that make room on the devices of *node*; ``None`` if that is no
+    matter of arithmetic."""
+    single = _single_request(request)
+    if single is None:
+        return None
+    usages = view.usages(node).get(single.vendor, ())
+    if _allows_repeats(request, single, usages):
+        return None
+    context = request.fit_context(single.vendor, usages)
+
+    def passes(usage: DeviceUsage) -> bool:
+        return objection(Candidate(usage, single, context)) is None
+
+    return victim_sets(_movable_devices(usages, movable, single), single, size, passes)
+
+
 def _some_sets(uids: Sequence[str], size: int) -> list[frozenset[str]]:
-    """Returns sets of *size* pods, for pods whose requests are no matter of arithmetic."""
+    """Returns sets of *size* pods, for pods whose needs are no matter of arithmetic."""
     return [frozenset(each) for each in islice(combinations(sorted(uids), size), MAX_SETS)]
 
 
