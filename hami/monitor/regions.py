@@ -33,6 +33,7 @@ from hami.node.region_layout import (
 Write = tuple[int, bytes]
 """A write to a region: an offset and the bytes there."""
 
+ENDED, SUSPENDED = 0, 2  # status of a slot, beside those of processes that run
 HOST_PID = 4  # in a slot, in every layout
 _WORD = 8
 _TAIL = struct.Struct("<iiii")
@@ -195,11 +196,14 @@ class _SlotTable:
         self._slots = slots
         self._layout = layout
         self._words = slots.cast("Q")
-        self._live = [status & 0xFFFFFFFF != 0 for status in self._column(layout.status)]
+        statuses = [status & 0xFFFFFFFF for status in self._column(layout.status)]
+        self._live = [status != ENDED for status in statuses]
+        self._counting = [status not in (ENDED, SUSPENDED) for status in statuses]
 
     def total(self, offset: int) -> int:
-        """Returns the sum of the counters at *offset* of the slots that processes have."""
-        return sum(compress(self._column(offset), self._live))
+        """Returns the sum of the counters at *offset* of the slots that processes have, but those that are suspended:
+        what they had on the card is elsewhere."""
+        return sum(compress(self._column(offset), self._counting))
 
     def processes(self) -> list[RegionProcess]:
         processes = []

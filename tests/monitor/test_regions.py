@@ -106,6 +106,13 @@ def test_slots_without_a_process_do_not_count():
     assert [one.slot for one in region.processes] == [0, 2]
 
 
+def test_a_suspended_process_is_there_and_counts_nothing():
+    suspended = Process(pid=9, status=2, used={0: 1000}, sm={0: 90})
+    region = parse(region_bytes(processes=(TWO[0], suspended, TWO[1])))
+    assert region.devices[0].total == 480
+    assert [one.slot for one in region.processes] == [0, 1, 2]
+
+
 @pytest.mark.parametrize(("used", "counted"), [(-5, 0), (0, 0), (1, 1), (2, 2), (2**31 - 1, 2)])
 def test_the_number_of_slots_is_bounded(used, counted):
     region = parse(region_bytes(processes=TWO, used=used))
