@@ -287,7 +287,7 @@ def test_a_browser_signs_in_and_out(sandbox, guarded, tokens):
         (cookie,) = page.context.cookies()
         assert (cookie["httpOnly"], cookie["secure"], cookie["sameSite"]) == (True, True, "Strict")
         page.goto(guarded.base + "/")
-        page.get_by_label("Namespace").fill(sandbox.namespace)
+        page.get_by_role("textbox", name="Namespace").fill(sandbox.namespace)
         page.get_by_role("button", name="Show").click()
         page.get_by_role("heading", name="Cards").wait_for()
         page.get_by_role("button", name="Sign out").click()

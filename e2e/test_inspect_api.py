@@ -58,15 +58,27 @@ def fronted(tmp_path: Path) -> Iterator[LocalCluster]:
             key_file=str(certificates.key_file),
         ):
             kube.call("POST", SERVICES, yaml.safe_load((INSPECT / "api-service.yaml").read_text()))
-            eventually(lambda: is_available(kube), "the API server reaches the group", timeout=60)
+            eventually(
+                lambda: is_available(kube),
+                lambda: f"the API server reaches the group: {conditions(kube)}",
+                timeout=60,
+            )
             yield cluster
 
 
 def is_available(kube: Kube) -> bool:
     """Reports whether the API server passes requests on."""
+    for condition in conditions(kube):
+        if (condition["type"], condition["status"]) == ("Available", "True"):
+            return True
+    return False
+
+
+def conditions(kube: Kube) -> list[dict[str, str]]:
+    """Returns what the API server says of the group."""
     service = kube.call("GET", f"{SERVICES}/v1alpha1.inspect.hami.io")
-    conditions = service.get("status", {}).get("conditions", ())
-    return any(item["type"] == "Available" and item["status"] == "True" for item in conditions)
+    found: list[dict[str, str]] = service.get("status", {}).get("conditions", [])
+    return found
 
 
 @pytest.mark.skipif(not own_address(), reason="this machine has no address beside loopback")

@@ -56,7 +56,7 @@ def recorded(sandbox: Sandbox, after: int) -> UsageSums:
         sums = parse_current(data)
         return sums if sums.settled > after else None
 
-    return eventually(settled, timeout=60, what="a record")
+    return eventually(settled, "a record that is settled later", timeout=60)
 
 
 def held(sandbox: Sandbox, sums: UsageSums) -> HeldAmounts:
