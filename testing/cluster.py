@@ -251,10 +251,8 @@ class LocalCluster:
         """Returns what gives the API server its flags."""
         if not self._api_server:
             return []
-        flags = [
-            {"key": key, "value": value, "override": True}
-            for key, value in self._api_server.items()
-        ]
+        # appended: the last one of a flag counts, and kwokctl overrides only flags that are there
+        flags = [{"key": key, "value": value} for key, value in self._api_server.items()]
         return [{"name": "kube-apiserver", "extraArgs": flags}]
 
     def _kwokctl(self, *words: str) -> subprocess.CompletedProcess[str]:
