@@ -1139,7 +1139,7 @@ def test_usage_is_recorded_in_a_namespace_that_stays(helm):
     values = {"namespace": "records", "interval": "1m", "keepDays": 30}
     items = by_name(helm, scheduler={"usage": values})
     command = container(items, "Deployment/hami-scheduler", 1)["command"]
-    assert [flag for flag in command if "usage" in flag] == [
+    assert sorted(flag for flag in command if "usage" in flag) == [
         "--usage-interval=1m",
         "--usage-keep-days=30",
         "--usage-namespace=records",
