@@ -415,6 +415,7 @@ def recorded(sandbox: Sandbox) -> str:
     return "\n".join([*lines, f"hami_vgpu_memory_used_bytes{{{part}}} {4 << 30}", ""])
 
 
+@pytest.mark.timeout(400)  # some 35 pages, each judged by axe
 @pytest.mark.skipif(bool(missing()), reason=missing())
 def test_in_a_browser(sandbox, site, monitor_port):
     """Pages at two widths, light and dark; each is accessible and complains about nothing. Pictures are kept."""
