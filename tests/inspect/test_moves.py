@@ -120,7 +120,7 @@ def test_an_explanation_says_after_how_many_moves_the_pod_fits(tmp_path):
 @cases(
     "words, problem",
     ("neither", ("capacity",), "expected either -f FILE or --pod NAME"),
-    ("unknown pod", ("capacity", "--pod", "x"), "there is no pod"),
+    ("unknown pod", ("capacity", "--pod", "x"), 'pods "x" not found'),
     ("bound pod", ("capacity", "--pod", "a"), "runs on node n0 already"),
     ("no kinds", ("compact",), "expected either --shapes or --from-queue"),
     ("both kinds", ("compact", "--from-queue", "--shapes", "1x1"), "expected either"),
