@@ -196,9 +196,12 @@ class _SlotTable:
         self._slots = slots
         self._layout = layout
         self._words = slots.cast("Q")
-        statuses = [status & 0xFFFFFFFF for status in self._column(layout.status)]
-        self._live = [status != ENDED for status in statuses]
-        self._counting = [status not in (ENDED, SUSPENDED) for status in statuses]
+        self._live: list[bool] = []
+        self._counting: list[bool] = []
+        for word in self._column(layout.status):
+            status = word & 0xFFFFFFFF
+            self._live.append(status != ENDED)
+            self._counting.append(status not in (ENDED, SUSPENDED))
 
     def total(self, offset: int) -> int:
         """Returns the sum of the counters at *offset* of the slots that processes have, but those that are suspended:
