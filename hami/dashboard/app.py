@@ -26,7 +26,8 @@ from hami.dashboard.caches import Rendering, Renderings
 from hami.dashboard.errors import NotListable, PageError
 from hami.dashboard.live import DeviceParts
 from hami.dashboard.login import add_login, authorization, form_methods, is_signed_in, sign_in_page
-from hami.dashboard.views import Views, node_query, page_of, pod_query
+from hami.dashboard.paging import page_of
+from hami.dashboard.views import Views, node_query, pod_query
 from hami.inspect.refusals import AWAITS_SCHEDULER
 from hami.inspect.top import DeviceRow
 
@@ -48,8 +49,14 @@ MAX_STRIPS = 8192  # of nodes, of some 2 KiB each: 40 pages
 ARGUMENTS = frozenset({"node", "model", "pod", "state", "sort", "page"})
 STATIC_SECONDS = 3600  # for which a browser keeps a file; its address has the version
 
-Make = Callable[[Scope], Any]
-"""Makes the record of a page for a viewer."""
+
+@dataclass(frozen=True, slots=True)
+class ViewerPage:
+    """A page for a viewer: *make* returns its record for *template*, after *prepare*, which may wait."""
+
+    template: str
+    make: Callable[[Scope], Any]
+    prepare: Callable[[Scope], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,23 +143,33 @@ def _namespaces() -> tuple[str, ...]:
 def _add_pages(app: flask.Flask, dashboard: Dashboard) -> None:
     views = dashboard.views
 
-    def add(path: str, template: str, make: Callable[..., Any]) -> None:
-        """*make* takes the scope of the viewer and the variables of *path*, and returns the record."""
+    def add(
+        path: str,
+        template: str,
+        make: Callable[..., Any],
+        prepare: Callable[..., object] = lambda scope, **variables: None,
+    ) -> None:
+        """*make* takes the scope of the viewer and the variables of *path*, and returns the record. *prepare* takes the
+        same before, and may wait."""
 
         def show(**variables: str) -> flask.Response:
-            return _answer(
-                dashboard, template, partial(make, **variables), variables.get("namespace", "")
-            )
+            page = ViewerPage(template, partial(make, **variables), partial(prepare, **variables))
+            return _answer(dashboard, page, variables.get("namespace", ""))
 
         app.add_url_rule(path, template + path, show, methods=METHODS)
 
     add("/", "nodes.html", lambda scope: views.nodes(scope, node_query(flask.request.args)))
-    add("/pending", "pending.html", lambda scope: views.pending(scope, page_of(flask.request.args)))
+    add(
+        "/pending",
+        "pending.html",
+        lambda scope: views.waiting.page(scope, page_of(flask.request.args)),
+        lambda scope: views.waiting.expect_page(scope, page_of(flask.request.args)),
+    )
     add("/pods", "pods.html", lambda scope: views.pods(scope, pod_query(flask.request.args)))
     add("/health", "health.html", lambda scope: views.health(scope, page_of(flask.request.args)))
     add("/nodes/<name>", "node.html", views.node)
     add("/cards/<node>/<path:uuid>", "card.html", views.device)
-    add("/pods/<namespace>/<name>", "pod.html", views.pod)
+    add("/pods/<namespace>/<name>", "pod.html", views.pod, views.waiting.expect_pod)
     add("/namespaces", "namespaces.html", views.namespaces)
     add(
         "/namespaces/<namespace>",
@@ -184,7 +201,7 @@ def _check_request(dashboard: Dashboard) -> None:
         check_host(flask.request.host)
 
 
-def _answer(dashboard: Dashboard, template: str, make: Make, namespace: str) -> flask.Response:
+def _answer(dashboard: Dashboard, page: ViewerPage, namespace: str) -> flask.Response:
     """Answers with the page for the viewer, or 304."""
     request = flask.request
     scope = dashboard.access.scope(authorization(), _namespaces(), namespace)
@@ -196,7 +213,10 @@ def _answer(dashboard: Dashboard, template: str, make: Make, namespace: str) -> 
     key = form, request.path, _canonical(request.args), scope, is_signed_in()
     return _response(
         dashboard.renderings.get(
-            key, dashboard.version, lambda: _render(form, template, make(scope), scope)
+            key,
+            dashboard.version,
+            lambda: _render(form, page.template, page.make(scope), scope),
+            prepare=lambda: page.prepare(scope),
         )
     )
 

@@ -111,14 +111,21 @@ class Renderings:
         self._kept = _Recent[Hashable, _Kept](MAX_RENDERINGS)
 
     def get(
-        self, key: Hashable, version: Callable[[], Hashable], make: Callable[[], tuple[str, str]]
+        self,
+        key: Hashable,
+        version: Callable[[], Hashable],
+        make: Callable[[], tuple[str, str]],
+        *,
+        prepare: Callable[[], object] = lambda: None,
     ) -> Rendering:
         """Returns the rendering of *key* as of *version*, or one that is little older.
 
-        *make* returns text and content type. Raises: PageError if others take too long, or what *make* raises.
+        *make* returns text and content type. *prepare*: is called before, and may wait: nobody else waits for it.
+        Raises: PageError if others take too long, or what *make* or *prepare* raises.
         """
         if (current := self._current(key, version())) is not None:
             return current
+        prepare()
         if not self._making.acquire(timeout=WAIT_S):
             raise PageError("the dashboard is busy, try again later", 503)
         try:

@@ -31,6 +31,7 @@ from hami.dashboard.viewed_pods import (
     read_size,
 )
 from hami.dashboard.views import Views
+from hami.dashboard.waiting import WaitingPods
 from hami.dra.watches import watch_devices
 from hami.inspect.read import Reader
 from hami.kube.api import Api
@@ -107,12 +108,15 @@ class DashboardProgram:
             Dashboard(
                 Views(
                     self._live,
-                    explain=answers.view,
+                    waiting=WaitingPods(
+                        self._live,
+                        explain=answers.view,
+                        condition=conditions.view,
+                        expect=partial(answers.wait, seconds=ANSWERS_S),
+                    ),
                     uses=uses.view,
-                    condition=conditions.view,
                     size=sizes.view,
                     history=history,
-                    expect=partial(answers.wait, seconds=ANSWERS_S),
                 ),
                 access,
                 Renderings(clock=clock),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
 
 import msgspec
 
@@ -14,13 +12,13 @@ from hami.codec.health import DeviceHealth, parse_device_health
 from hami.codec.keys import DEVICE_HEALTH
 from hami.dashboard.access import Scope
 from hami.dashboard.errors import PageError
-from hami.dashboard.explainer import Explanation, Question
 from hami.dashboard.history import UsageHistory, no_history
 from hami.dashboard.live import DeviceParts, LiveCluster
+from hami.dashboard.paging import page_of, paged
 from hami.dashboard.use import Use, Uses, total_use
-from hami.dashboard.viewed_pods import PodSize, SchedulingCondition
-from hami.inspect.cluster import Holder, InspectedCluster, unknown_name
-from hami.inspect.refusals import RequestedDevices, requested_devices
+from hami.dashboard.viewed_pods import PodSize
+from hami.dashboard.waiting import Waiting, WaitingPods
+from hami.inspect.cluster import Holder, unknown_name
 from hami.inspect.tables import OutputRecord
 from hami.inspect.top import (
     NAMESPACES,
@@ -29,7 +27,6 @@ from hami.inspect.top import (
     NamespaceRow,
     NodeRow,
     PodRow,
-    age_of,
     held_amounts,
     namespace_rows,
     pod_rows,
@@ -38,14 +35,10 @@ from hami.model import Pod, PodRef
 from hami.state.bookings import Booking
 from hami.state.read_pod import PodRecord
 
-T = TypeVar("T")
-
 NODES_A_PAGE, PODS_A_PAGE = 200, 100
-PENDING_A_PAGE, UNHEALTHY_A_PAGE = 25, 25
+UNHEALTHY_A_PAGE = 25
 TEXT_LIMIT = 253  # characters of a filter: the longest name of Kubernetes
 NAMES_COMPARED = 500  # with an unknown name
-MAX_PAGES = 100_000
-_PAGE = re.compile("[0-9]{1,6}")
 
 STATES: Mapping[str, Callable[[NodeRow], bool]] = {
     "free": lambda row: row.largest_free_mib > 0,
@@ -118,32 +111,6 @@ class NodeList(OutputRecord, frozen=True):
     history: UsageHistory | None = None
 
 
-class Waiting(OutputRecord, frozen=True):
-    """A pod that waits. *explanation*: ``None`` while it is being computed.
-
-    *condition*: why kube-scheduler does not place it; ``None`` where that is not known, and in
-    lists.
-    """
-
-    namespace: str
-    name: str
-    created: str
-    age_s: int | None
-    scheduler: str
-    requests: tuple[RequestedDevices, ...]
-    explanation: Explanation | None
-    condition: SchedulingCondition | None = None
-
-
-class WaitingList(OutputRecord, frozen=True):
-    """A page of pods that wait, oldest first."""
-
-    items: tuple[Waiting, ...]
-    total: int
-    page: int
-    pages: int
-
-
 class DevicePage(OutputRecord, frozen=True):
     """One device, with everything that is held of it."""
 
@@ -211,29 +178,24 @@ class NamespacePage(OutputRecord, frozen=True):
 class Views:
     """The pages about *live*. The thread that renders calls them, one at a time.
 
-    *explain*: returns the answer to a question, *uses* the use of a node's cards, *condition* why kube-scheduler does
-    not place a pod, *size* what the annotations of a bound pod say; ``None`` if it is not known. *expect*: is called
-    with the questions of a page, before they are asked, and may wait a moment for the answers. *history*: returns that
-    of a node, or of all for the empty text.
+    *uses*: returns the use of a node's cards, *size* what the annotations of a bound pod say; ``None`` if it is not
+    known. *history*: returns that of a node, or of all for the empty text.
     """
 
     def __init__(
         self,
         live: LiveCluster,
         *,
-        explain: Callable[[Question], Explanation | None],
+        waiting: WaitingPods,
         uses: Callable[[str], Uses | None],
-        condition: Callable[[PodRef], SchedulingCondition | None],
         size: Callable[[PodRef], PodSize | None],
-        expect: Callable[[Sequence[Question]], None] = lambda questions: None,
         history: Callable[[str], UsageHistory | None] = no_history,
     ) -> None:
         self._live = live
-        self._explain = explain
+        self.waiting = waiting
+        """The pods that wait."""
         self._uses = uses
-        self._condition = condition
         self._size = size
-        self._expect = expect
         self._history = history
 
     def nodes(self, scope: Scope, query: NodeQuery) -> NodeList:
@@ -261,21 +223,6 @@ class Views:
         if uuid not in devices:
             raise _unknown(f"card of node {node}:", uuid, devices)
         return DevicePage(node, devices[uuid])
-
-    def pending(self, scope: Scope, page: int) -> WaitingList:
-        """Returns a page of the pods that wait."""
-        store = self._live.store
-        pods: list[Pod] = []
-        for pod in store.pods.waiting():
-            if pod.ref.namespace in scope and store.booking(pod.ref.uid) is None:
-                pods.append(pod)
-        pods.sort(key=lambda pod: (pod.created, pod.ref.namespace, pod.ref.name))
-        shown, page, pages = paged(pods, page, PENDING_A_PAGE)
-        cluster = self._live.cluster([], scope)
-        self._expect([Question.of(pod, scope) for pod in shown])
-        return WaitingList(
-            tuple(self._waiting(cluster, pod, scope) for pod in shown), len(pods), page, pages
-        )
 
     def health(self, scope: Scope, page: int) -> HealthPage:
         """Returns a page of the nodes that are not as they should be, by name."""
@@ -357,10 +304,7 @@ class Views:
             cards = self._cards(booking, scope)
             size = self._size(record.ref)
         elif waiting is not None:
-            self._expect([Question.of(waiting, scope)])
-            waits = msgspec.structs.replace(
-                self._waiting(cluster, waiting, scope), condition=self._condition(waiting.ref)
-            )
+            waits = self.waiting.one(cluster, waiting, scope)
         return PodPage(
             row=pod_rows(cluster, [holder])[0],
             bound_at=record.bound_at,
@@ -402,17 +346,6 @@ class Views:
         rows = sorted(pod_rows(cluster, shown), key=PODS.name)
         return NamespacePage(name, tuple(items), tuple(rows), len(pods), page, pages)
 
-    def _waiting(self, cluster: InspectedCluster, pod: Pod, scope: Scope) -> Waiting:
-        return Waiting(
-            namespace=pod.ref.namespace,
-            name=pod.ref.name,
-            created=pod.created,
-            age_s=age_of(pod.created, self._live.now()),
-            scheduler=pod.scheduler_name,
-            requests=requested_devices(cluster, pod),
-            explanation=self._explain(Question.of(pod, scope)),
-        )
-
 
 def node_query(given: Mapping[str, str]) -> NodeQuery:
     """Returns the parameters *given* as a query. Raises: PageError."""
@@ -449,21 +382,6 @@ def _check_choices(*chosen: tuple[str, str, Sequence[str]]) -> None:
     for name, value, choices in chosen:
         if value not in choices:
             raise PageError(f"{name}={value}: expected {', '.join(filter(None, choices))}", 400)
-
-
-def page_of(given: Mapping[str, str]) -> int:
-    """Returns the number of the page. Raises: PageError."""
-    text = given.get("page", "1")
-    if _PAGE.fullmatch(text) is None or not 1 <= int(text) <= MAX_PAGES:
-        raise PageError("page: expected a number from 1", 400)
-    return int(text)
-
-
-def paged(items: Sequence[T], page: int, size: int) -> tuple[Sequence[T], int, int]:
-    """Returns the items of a page, its number, and the number of pages. After the last page, the last one."""
-    pages = max(1, -(-len(items) // size))
-    page = min(page, pages)
-    return items[(page - 1) * size : page * size], page, pages
 
 
 def _text(given: Mapping[str, str], name: str) -> str:

@@ -20,6 +20,7 @@ from hami.dashboard.viewed_pods import (
     SchedulingCondition,
 )
 from hami.dashboard.views import Views
+from hami.dashboard.waiting import WaitingPods
 from hami.errors import ClusterError
 from hami.inspect.cluster import catalog_of
 from hami.kube.reviews import Identity
@@ -93,11 +94,14 @@ class Stage:
         self.sizes_polled = Poller("sizes", self._size, SIZE_LIMITS, clock=self.clock)
         views = Views(
             self.live,
-            explain=self.explainer.view,
+            waiting=WaitingPods(
+                self.live,
+                explain=self.explainer.view,
+                condition=self.conditions_polled.view,
+                expect=expect or (lambda questions: None),
+            ),
             uses=self.uses.view,
-            condition=self.conditions_polled.view,
             size=self.sizes_polled.view,
-            expect=expect or (lambda questions: None),
             history=history or no_history,
         )
         self.app = create_dashboard(

@@ -12,8 +12,8 @@ from hami.dashboard.access import Scope
 from hami.dashboard.app import compile_templates
 from hami.dashboard.caches import MAX_BYTES, MAX_RENDERINGS, Renderings
 from hami.dashboard.explainer import Question
+from hami.dashboard.paging import paged
 from hami.dashboard.texts import hue, mib, percent, width
-from hami.dashboard.views import paged
 from hami.inspect.cluster import InspectedCluster
 from hami.inspect.explain import explain_pod
 from hami.inspect.top import NAMESPACES, namespace_rows, node_rows, pod_rows
@@ -104,6 +104,22 @@ def test_only_one_rendering_is_made_at_a_time_and_the_others_get_it():
     for thread in threads:
         thread.join(20)
     assert (answers, make.made) == ([b"text 1"] * 5, 1)
+
+
+def test_nobody_waits_while_another_page_is_prepared():
+    clock = Clock()
+    renderings, make = Renderings(clock=clock), Maker(clock)
+    others = []
+
+    def prepare():
+        clock.seconds += (
+            60  # no part of the time by which it is decided how long a rendering is used
+        )
+        others.append(renderings.get("other", lambda: 1, make).body)
+
+    assert renderings.get("slow", lambda: 1, make, prepare=prepare).body == b"text 2"
+    assert others == [b"text 1"]
+    renderings.get("slow", lambda: 1, make, prepare=pytest.fail)
 
 
 def test_nobody_waits_for_templates():
