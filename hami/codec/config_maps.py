@@ -25,26 +25,26 @@ class ConfigMapRecord:
 
 class _ConfigMap(msgspec.Struct):
     metadata: Metadata = Metadata()
-    data: dict[str, str] = {}
+    data: dict[str, str] | None = None
 
 
 _CONFIG_MAP = msgspec.json.Decoder(_ConfigMap)
 
 
-def parse_config_map(data: bytes | msgspec.Raw) -> ConfigMapRecord:
-    """The ConfigMap in *data* (JSON). Raises: MalformedInput."""
-    wire = decode("ConfigMap", _CONFIG_MAP, data)
+def parse_config_map(data: bytes | msgspec.Raw, source: str = "ConfigMap") -> ConfigMapRecord:
+    """Returns the ConfigMap in *data* (JSON). *source*: its name in errors. Raises: MalformedInput."""
+    wire = decode(source, _CONFIG_MAP, data)
     meta = wire.metadata
     return ConfigMapRecord(
         namespace=meta.namespace,
         name=meta.name,
         resource_version=meta.resource_version,
-        data=wire.data,
+        data=wire.data or {},
     )
 
 
 def render_config_map(record: ConfigMapRecord, labels: Mapping[str, str]) -> dict[str, Any]:
-    """The object to create, or to put in the place of the one that was read."""
+    """Returns the object to create, or to put in the place of the one that was read."""
     meta: dict[str, Any] = {"name": record.name, "namespace": record.namespace, "labels": labels}
     if record.resource_version:
         meta["resourceVersion"] = record.resource_version

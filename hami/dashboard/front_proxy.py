@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from hami.codec.documents import decode
+from hami.codec.config_maps import parse_config_map
 from hami.errors import HamiError, MalformedInput
 from hami.kube.api import Api
 from hami.kube.reviews import Identity
@@ -32,11 +32,6 @@ REFRESH_S = 60.0
 MAX_GROUPS = 1000  # of a user; the server reads 100 headers of a request at most
 
 
-class _FrontProxyMap(msgspec.Struct):
-    data: dict[str, str] | None = None
-
-
-_MAP = msgspec.json.Decoder(_FrontProxyMap)
 _NAMES = msgspec.json.Decoder(tuple[str, ...])
 
 
@@ -57,7 +52,7 @@ class ProxyTrust:
 
 def parse_trust(body: bytes) -> ProxyTrust:
     """Returns the content of the ConfigMap in *body*. Raises: MalformedInput."""
-    data = decode("ConfigMap", _MAP, body).data or {}
+    data = parse_config_map(body).data
 
     def names(key: str) -> tuple[str, ...]:
         text = data.get(key, "[]")

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from hami.codec.claims import AllocatedClaim, parse_claim
+from hami.codec.config_maps import parse_config_map
 from hami.codec.device_requests import claim_titles, classes_by_resource, parse_class_resource
 from hami.codec.documents import decode
 from hami.codec.keys import (
@@ -53,10 +54,6 @@ MAXOBJECTS = 500_000  # of one resource; a list that does not end must not fill 
 LIVE_PODS = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 
 
-class _ConfigMap(msgspec.Struct):
-    data: dict[str, str] | None = None
-
-
 class _EventSource(msgspec.Struct, frozen=True):
     component: str = ""
 
@@ -97,7 +94,6 @@ class _PodEvent(msgspec.Struct, rename="camel"):
 
 _PRIORITY_CLASS = msgspec.json.Decoder(PriorityClass)
 _EVENT = msgspec.json.Decoder(_PodEvent)
-_CONFIG_MAP = msgspec.json.Decoder(_ConfigMap)
 OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -374,9 +370,7 @@ class Reader:
             )
             self.note(f"{problem}; the chart's device configuration is assumed")
             return ""
-        text = (decode(f"ConfigMap {namespace}/{name}", _CONFIG_MAP, data).data or {}).get(
-            CONFIG_KEY
-        )
+        text = parse_config_map(data, f"ConfigMap {namespace}/{name}").data.get(CONFIG_KEY)
         if text is None:
             raise HamiError(f"ConfigMap {namespace}/{name} has no key {CONFIG_KEY}")
         return text
