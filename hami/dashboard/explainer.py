@@ -105,17 +105,21 @@ def _answer(live: LiveCluster, question: Question) -> Explanation:
     return _bounded(report)
 
 
+def nearest_nodes(report: WaitingReport) -> tuple[NodeShortage, ...]:
+    """Returns the nearest nodes of *report*, with some of their devices."""
+    nodes: list[NodeShortage] = []
+    for node in report.nodes[:SHOWN_NODES]:
+        nodes.append(msgspec.structs.replace(node, cards=node.cards[:SHOWN_DEVICES]))
+    return tuple(nodes)
+
+
 def _bounded(report: WaitingReport) -> Explanation:
-    nodes = tuple(
-        msgspec.structs.replace(node, cards=node.cards[:SHOWN_DEVICES])
-        for node in report.nodes[:SHOWN_NODES]
-    )
     return Explanation(
         fits=report.fits,
         message=report.message,
         reasons={reason: len(names) for reason, names in report.reasons.items()},
         unfit=len(report.nodes),
-        nodes=nodes,
+        nodes=nearest_nodes(report),
         cordoned=len(report.cordoned),
         without_devices=report.without_devices,
         suggestions=report.suggestions,

@@ -18,7 +18,7 @@ from werkzeug.exceptions import HTTPException
 
 from hami.dashboard.access import Access, Scope
 from hami.dashboard.errors import PageError
-from hami.dashboard.explainer import SHOWN_DEVICES, SHOWN_NODES
+from hami.dashboard.explainer import nearest_nodes
 from hami.dashboard.front_proxy import FrontProxy
 from hami.dashboard.live import LiveCluster
 from hami.errors import HamiError
@@ -129,11 +129,7 @@ def _bounded(report: Report) -> Report:
     """Returns *report* with the nearest nodes only."""
     if isinstance(report, BoundReport):
         return report
-    nodes = tuple(
-        msgspec.structs.replace(node, cards=node.cards[:SHOWN_DEVICES])
-        for node in report.nodes[:SHOWN_NODES]
-    )
-    return msgspec.structs.replace(report, nodes=nodes)
+    return msgspec.structs.replace(report, nodes=nearest_nodes(report))
 
 
 def create_inspect_api(
