@@ -257,16 +257,17 @@ def _moves_for(
 
     if not isinstance(report, WaitingReport) or report.fits or report.gang is not None:
         return 0
-    limits, moves = MoveLimits(seconds=EXPLAIN_S, cascades=False), 0
-    budgets: Sequence[DisruptionBudget] = ()
-    while True:
+
+    def found(budgets: Sequence[DisruptionBudget]) -> int:
+        limits = MoveLimits(seconds=EXPLAIN_S, cascades=False)
         movable = movables(cluster, budgets, pod.priority)
-        moves = len(find_moves(cluster, pod, movable, limits, time.monotonic).moves)
-        if not moves or budgets:
-            return moves
-        budgets = client.budgets()  # not read where they cannot matter
-        if not budgets:
-            return moves
+        return len(find_moves(cluster, pod, movable, limits, time.monotonic).moves)
+
+    moves = found(())
+    if not moves:
+        return 0
+    budgets = client.budgets()  # not read where they cannot matter
+    return found(budgets) if budgets else moves
 
 
 def _waiting_claims(client: Client, cluster: InspectedCluster, pod: Pod) -> Sequence[str]:

@@ -30,8 +30,8 @@ from hami.scheduling.refusal import Choice
 from hami.scheduling.usage import Charge
 from hami.state import dry_run
 from hami.state.bookings import Booking
-from hami.state.plans import planned_booking, planned_bookings, planned_uid
-from hami.state.promises import Promise, Stage
+from hami.state.plans import planned_bookings, planned_promise, planned_uid
+from hami.state.promises import Promise
 from hami.state.view import View, left_of
 from hami.vendors.request import WHOLE
 from hami.vendors.spec import Candidate
@@ -364,13 +364,7 @@ def promised(view: View, pod: Pod, node: str, victims: Collection[str]) -> Promi
     choice = choose_with_room(left, pod, [node])
     if choice is None:
         return None
-    return Promise(
-        pod=pod,
-        choice=choice,
-        booking=planned_booking(left, pod, choice),
-        stage=Stage.PLANNED,
-        units=tuple(frozenset({uid}) for uid in victims),
-    )
+    return planned_promise(left, pod, choice, tuple(frozenset({uid}) for uid in victims))
 
 
 def held(

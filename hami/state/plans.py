@@ -17,7 +17,7 @@ from hami.scheduling.placement import NodeUsage
 from hami.scheduling.refusal import Choice
 from hami.scheduling.usage import Charge, charged_by, total_charge, usage_by_device
 from hami.state.bookings import Booking, booking_of
-from hami.state.promises import PREFIX, Promise
+from hami.state.promises import PREFIX, Promise, Stage
 from hami.state.view import View
 
 BookingsByUid = Mapping[str, Booking]
@@ -58,6 +58,24 @@ def planned_booking(view: View, pod: Pod, choice: Choice) -> Booking:
     if not request.needs_devices_alone:
         return booking
     return alone(booking, view.usages(choice.node))
+
+
+def planned_promise(
+    view: View,
+    pod: Pod,
+    choice: Choice,
+    units: tuple[frozenset[str], ...],
+    until: float | None = None,
+) -> Promise:
+    """Returns the promise of *choice*, which was made in *view* without the victims *units*. *until*: see Promise."""
+    return Promise(
+        pod=pod,
+        choice=choice,
+        booking=planned_booking(view, pod, choice),
+        stage=Stage.PLANNED,
+        units=units,
+        until=until,
+    )
 
 
 def is_free(booking: Booking, usages: NodeUsage) -> bool:

@@ -11,8 +11,8 @@ from hami.state import dry_run
 from hami.state.decisions import Decisions, State
 from hami.state.evictions import PlanUnderWay, plans_under_way
 from hami.state.pending import PendingPod
-from hami.state.plans import planned_booking
-from hami.state.promises import Promise, PromiseEnd, Stage
+from hami.state.plans import planned_promise
+from hami.state.promises import Promise, PromiseEnd
 from hami.state.read_pod import MAX_GRACE_S
 from hami.state.table import NO_POD, Table
 
@@ -168,14 +168,8 @@ class Preemptions:
         choice = dry_run.choose(view, pod, [plan.node])
         if choice is None:
             return None
-        return Promise(
-            pod=pod,
-            choice=choice,
-            booking=planned_booking(view, pod, choice),
-            stage=Stage.PLANNED,
-            units=units,
-            until=state.clock() + min(self._grace_s(leaving), MAX_GRACE_S) + PLAN_S,
-        )
+        until = state.clock() + min(self._grace_s(leaving), MAX_GRACE_S) + PLAN_S
+        return planned_promise(view, pod, choice, units, until)
 
     def _is_running(self, uid: str) -> bool:
         record = self._state.pods.get(uid)
