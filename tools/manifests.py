@@ -64,9 +64,11 @@ CONFIGS = {
 """Files of the base whose text is in a ConfigMap: the template, and the key."""
 WEBHOOK = "MutatingWebhookConfiguration/hami-webhook"
 _OF_HELM = re.compile(
-    r"(?m)^ +(helm\.sh/chart|app\.kubernetes\.io/(instance|version|managed-by)|checksum/[a-z-]+): .*\n"
+    r"(?m)^ +(helm\.sh/(chart|resource-policy)|app\.kubernetes\.io/(instance|version|managed-by)"
+    r"|checksum/[a-z-]+): .*\n"
 )
-"""Labels of a release, and the checksums that roll pods out: kustomize gives a ConfigMap a new name instead."""
+"""Labels of a release, what only Helm reads, and the checksums that roll pods out: kustomize gives a ConfigMap a new
+name instead."""
 _EMPTY = re.compile(r"(?m)^( *)annotations:\n(?!\1 )")
 
 
@@ -235,6 +237,7 @@ def _by_template(text: str) -> dict[str, str]:
         if source is None:
             continue
         document = _EMPTY.sub("", _OF_HELM.sub("", part[source.end() :]))
+        # only with Helm, a binding of HAMi's chart has the other name
         document = document.replace("hami-device-plugin-rights", "hami-device-plugin")
         document = document.strip("\n") + "\n"
         found[source[1]] = f"{found[source[1]]}---\n{document}" if source[1] in found else document
