@@ -129,8 +129,7 @@ def rows_for(run: Run, setting: Setting) -> Iterator[Row]:
     targets = TARGETS.get(setting.nodes, NO_TARGETS)
     names = [fleet.node_name(number) for number in range(setting.nodes)]
     begun = time.monotonic()
-    flags = {"usual-pods": str(fleet.usual_pods_file(run.folder))}
-    with Replica.started(run, setting.kubeconfig, flags=flags) as replica:
+    with Replica.started(run, setting.kubeconfig) as replica:
         replica.first_placement(names)
         started = time.monotonic() - begun
         ready = memory(replica.pid)
@@ -138,7 +137,7 @@ def rows_for(run: Run, setting: Setting) -> Iterator[Row]:
         yield start_row(setting, targets, started)
         yield from latency_rows(run, setting, targets, replica, names)
         yield memory_row(setting, targets, ready, memory(replica.pid))
-        yield from least_waste_rows(run, setting, replica, names)
+    yield from least_waste_rows(run, setting, names)
 
 
 def start_row(setting: Setting, targets: Targets, started: float) -> Row:
@@ -192,19 +191,21 @@ def latency_rows(
         )
 
 
-def least_waste_rows(
-    run: Run, setting: Setting, replica: Replica, names: list[str]
-) -> Iterator[Row]:
-    """Measures the policy that computes the room of the nodes for 64 kinds of usual pods.
+def least_waste_rows(run: Run, setting: Setting, names: list[str]) -> Iterator[Row]:
+    """Measures the policy that computes the room of the nodes, by a scheduler that knows 64 kinds of usual pods.
 
     Each new pair of request and CPU costs that once: the loss of every node has to be computed.
     """
     body = fleet.filter_args(names, policy="least-waste")
-    floor = Latency.of(replica.load("/version", "version", requests=1000)["latencies"])
-    measured = Measured.taken(run, setting, replica, body=body, requests=1000)
-    yield latency_row(setting, NO_TARGETS, "seen, least-waste", measured, floor)
-    measured = Measured.taken(run, setting, replica, body=body, requests=200, vary=True)
-    yield latency_row(setting, NO_TARGETS, "new, least-waste", measured, floor)
+    flags = {"usual-pods": str(fleet.usual_pods_file(run.folder))}
+    with Replica.started(run, setting.kubeconfig, flags=flags) as replica:
+        replica.first_placement(names)
+        time.sleep(SETTLING)
+        floor = Latency.of(replica.load("/version", "version", requests=1000)["latencies"])
+        measured = Measured.taken(run, setting, replica, body=body, requests=1000)
+        yield latency_row(setting, NO_TARGETS, "seen, least-waste", measured, floor)
+        measured = Measured.taken(run, setting, replica, body=body, requests=200, vary=True)
+        yield latency_row(setting, NO_TARGETS, "new, least-waste", measured, floor)
 
 
 @dataclass(frozen=True, slots=True)
