@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 import webbrowser
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlencode
@@ -35,7 +36,7 @@ class Served(Program, Protocol):
 
 
 class _Announced:
-    """*program*, which says where it serves once it does, and opens a browser there unless *quiet*."""
+    """*program*, which says where it serves once it does. *opens_browser*: it opens one there, if there is a screen."""
 
     def __init__(self, program: Served, path: str, *, opens_browser: bool) -> None:
         self._program = program
@@ -116,8 +117,6 @@ def may_see_all(reviews: Reviews) -> bool:
 
 def _own(client: Client, api: Api, address: Address) -> Served:
     """Returns a dashboard of this process. Raises: HamiError."""
-    import time
-
     from hami.dashboard.program import DashboardProgram
     from hami.dashboard.settings import DashboardSettings
     from hami.inspect.cluster import catalog_of

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from werkzeug.wrappers import Response
 
 COOKIE = "__Host-hami-token"
-TOKEN_LIMIT = 3900  # characters: a browser keeps 4,096 bytes of a cookie, with its name
+COOKIE_LIMIT = 3900  # characters: a browser keeps 4,096 bytes of a cookie, with its name
 FORM_LIMIT = 16_384  # bytes
 SIGN_IN, SIGN_OUT = "/login", "/logout"
 
@@ -82,7 +82,7 @@ def sign_in_page(problem: str) -> flask.Response:
     target = flask.request.full_path.removesuffix("?")
     if flask.request.path in (SIGN_IN, SIGN_OUT):
         target = _next(flask.request.form.get("next", ""))
-    page = flask.render_template("login.html", problem=problem, next=target, limit=TOKEN_LIMIT)
+    page = flask.render_template("login.html", problem=problem, next=target, limit=COOKIE_LIMIT)
     headers = {"Cache-Control": "no-store", "WWW-Authenticate": "Bearer"}
     return flask.make_response(page, 401 if problem else 200, headers)
 
@@ -91,9 +91,9 @@ def _token() -> str:
     """Returns the token of the form, also if it was pasted with the word Bearer. Raises: PageError."""
     match = _CREDENTIAL.fullmatch(flask.request.form.get("token", "").strip())
     token = match[1] if match else ""
-    if len(token) > TOKEN_LIMIT:
+    if len(token) > COOKIE_LIMIT:
         raise PageError(
-            f"token: a cookie has room for {TOKEN_LIMIT:,} characters, and this token has {len(token):,}; "
+            f"token: a cookie has room for {COOKIE_LIMIT:,} characters, and this token has {len(token):,}; "
             "use a proxy that sends it in the header Authorization",
             400,
         )

@@ -102,7 +102,7 @@ class UsageQuery:
 
 
 def parse_since(text: str, now: int) -> int:
-    """The time in Unix seconds that *text* says: 36h, 7d, 4w, or a date in UTC. Raises: MalformedInput."""
+    """Returns the time (Unix seconds) that *text* names: 36h, 7d, 4w, or a date in UTC. Raises: MalformedInput."""
     number, unit = text[:-1], _UNITS.get(text[-1:])
     if unit is not None and number.isascii() and number.isdigit() and len(number) <= 6:
         seconds = int(number) * unit
@@ -124,7 +124,7 @@ def _parse_day(text: str) -> int | None:
 
 
 def parse_prices(text: str, source: str) -> UsagePrices:
-    """The prices in a YAML file; *source* is its name. Raises: MalformedInput."""
+    """Returns the prices in a YAML file. *source*: its name. Raises: MalformedInput."""
     return decode_yaml(text, UsagePrices, source, unique_keys=True)
 
 

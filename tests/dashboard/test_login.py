@@ -5,7 +5,7 @@ from http.cookies import SimpleCookie
 
 import pytest
 
-from hami.dashboard.login import COOKIE, FORM_LIMIT, TOKEN_LIMIT
+from hami.dashboard.login import COOKIE, COOKIE_LIMIT, FORM_LIMIT
 from testing.cases import cases
 from testing.fake_api import bound, node
 from testing.nodes import gpu
@@ -102,7 +102,7 @@ def test_only_the_own_page_sends_a_form(stage, path, headers, status):
     ("", 401, "sign in with a bearer token"),
     ("a b", 401, "sign in with a bearer token"),
     ("x\r\nSet-Cookie: y=z", 401, "sign in with a bearer token"),
-    ("x" * (TOKEN_LIMIT + 1), 400, "this token has 3,901"),
+    ("x" * (COOKIE_LIMIT + 1), 400, "this token has 3,901"),
     ("x" * FORM_LIMIT, 413, "Too Large"),
 )
 def test_what_is_no_token_makes_no_cookie(stage, token, status, text):
