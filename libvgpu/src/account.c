@@ -4,7 +4,6 @@
 #include "process.h"
 #include "shares.h"
 #include "slots.h"
-#include "suspend.h"
 
 enum { TRIES = 3 };
 

@@ -28,11 +28,6 @@ uint64_t vgpu_copy_volume(const void *given)
     return volume ? vgpu_multiply(vgpu_multiply(volume->width, volume->height), volume->depth) : 0;
 }
 
-bool vgpu_are_copies_charged(void)
-{
-    return vgpu_open() && atomic_load(&vgpu_copies_count);
-}
-
 void vgpu_copy_begin(struct vgpu_launch *launch, enum vgpu_symbol function, uint64_t bytes, void *stream, bool per_thread)
 {
     bool waits = stream == VGPU_WAITS;

@@ -9,9 +9,6 @@
 /* In place of a stream: the call ends when the copy does, in the stream of the device or of the thread. */
 #define VGPU_WAITS ((void *)UINTPTR_MAX)
 
-/* Whether a program that asks for the functions now gets ours. Reads the limits. */
-bool vgpu_are_copies_charged(void);
-
 /* Copies by the same function of about as many `bytes` are taken to take as long. vgpu_launch_end ends it. */
 void vgpu_copy_begin(struct vgpu_launch *launch, enum vgpu_symbol function, uint64_t bytes, void *stream, bool per_thread);
 

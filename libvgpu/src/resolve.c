@@ -3,9 +3,8 @@
 #endif
 #include "resolve.h"
 
-#include "copy.h"
-
 #include "log.h"
+#include "process.h"
 
 #include <dlfcn.h>
 #include <string.h>

@@ -2,6 +2,7 @@
 
 #include "account.h"
 #include "liveness.h"
+#include "process.h"
 #include "resolve.h"
 #include "shares.h"
 #include "slots.h"
