@@ -19,14 +19,13 @@
 #endif
 
 struct vgpu_process vgpu_process;
+atomic_bool vgpu_copies_count;
 _Atomic int64_t vgpu_look_at = INT64_MAX;
 _Atomic(_Atomic int32_t *) vgpu_free_recent;
 
 /* How the file with the limits was when it was read. */
 static struct stat seen;
 static uint32_t last_generation;
-
-static atomic_bool copies_count;
 
 enum { CLOSED, OPENING, OPEN };
 
@@ -117,7 +116,7 @@ static void apply_limits(struct vgpu_process *process, const struct vgpu_config 
     }
     atomic_store(&process->policy, (int)config->policy);
     atomic_store(&process->compute_by, (int)config->compute_by);
-    atomic_store(&copies_count, counts_copies(process, config));
+    atomic_store(&vgpu_copies_count, counts_copies(process, config));
     __atomic_store_n(&process->generation, ++last_generation, __ATOMIC_RELEASE);
 }
 
@@ -281,7 +280,7 @@ bool vgpu_is_forbidden(void)
 
 bool vgpu_are_copies_charged(void)
 {
-    return vgpu_open() && atomic_load(&copies_count);
+    return vgpu_open() && atomic_load(&vgpu_copies_count);
 }
 
 void vgpu_refresh(void)

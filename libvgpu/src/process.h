@@ -81,7 +81,8 @@ static inline bool vgpu_is_look_due(void)
 /* For launches without a compute limit: the monitor's word in the region, or NULL where every launch must be looked at. */
 extern _Atomic(_Atomic int32_t *) vgpu_free_recent;
 
-/* Copies are charged as launches are: the limits say so, and there is a compute limit. Reads the limits. */
+/* Copies are charged as launches are: the limits say so, and there is a compute limit. The function reads the limits first. */
+extern atomic_bool vgpu_copies_count;
 bool vgpu_are_copies_charged(void);
 
 static inline bool vgpu_is_own_suspended(const struct vgpu_process *process)
