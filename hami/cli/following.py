@@ -11,7 +11,8 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from hami.errors import ClusterError
+from hami.errors import ClusterError, HamiError
+from hami.inspect.tables import printable
 
 LONGEST_S = 30  # until the pod is explained again although it has not changed: others have
 PAUSE_S = 2.0  # between two explanations, at least
@@ -77,21 +78,49 @@ class PodWatch:
 def follow(explain: Callable[[], tuple[object, str]], wait: Callable[[], None]) -> None:
     """Prints what *explain* returns as text whenever the document beside it differs, until Ctrl-C.
 
-    Raises: what *explain* raises, such as that the pod is gone.
+    If the API server does not answer for a while, this is printed once, and it is asked again.
+    Raises: what *explain* raises else, such as that the pod is gone; the first time, everything.
     """
     last: object = None
+    problem = ""
     try:
         while True:
-            document, text = explain()
-            told = _told(msgspec.to_builtins(document))
-            if told != last:
-                if last is not None:
-                    click.echo()
-                click.echo(text)
-                last = told
+            try:
+                document, text = explain()
+                last, problem = _show(document, text, last), ""
+            except HamiError as error:
+                if last is None or not _is_temporary(error):
+                    raise
+                problem = _complain(str(error), problem)
             wait()
     except KeyboardInterrupt:
         return
+
+
+def _show(document: object, text: str, last: object) -> object:
+    """Prints *text* if *document* differs from *last*. Returns what is to be compared with the next document."""
+    told: object = _told(msgspec.to_builtins(document))
+    if told != last:
+        if last is not None:
+            click.echo()
+        click.echo(text)
+    return told
+
+
+def _complain(problem: str, last: str) -> str:
+    """Prints *problem* unless it is *last*. Returns it."""
+    if problem != last:
+        click.echo(f"{printable(problem)}; trying again", err=True)
+    return problem
+
+
+def _is_temporary(error: BaseException) -> bool:
+    """Reports whether the API server may answer later: the error, or that from which it was made, is temporary."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+        if isinstance(error, ClusterError):
+            break
+    return isinstance(error, ClusterError) and error.is_temporary
 
 
 def _told(value: Any) -> Any:

@@ -25,7 +25,14 @@ from hami.dashboard.access import Access, Scope, check_host
 from hami.dashboard.caches import Rendering, Renderings
 from hami.dashboard.errors import NotListable, PageError
 from hami.dashboard.live import DeviceParts
-from hami.dashboard.login import add_login, authorization, form_methods, is_signed_in, sign_in_page
+from hami.dashboard.login import (
+    add_login,
+    authorization,
+    form_methods,
+    has_form,
+    is_signed_in,
+    sign_in_page,
+)
 from hami.dashboard.paging import page_of
 from hami.dashboard.views import Views, node_query, pod_query
 from hami.inspect.refusals import AWAITS_SCHEDULER
@@ -288,7 +295,7 @@ def _answer_error(error: Exception) -> flask.Response:
         headers |= {name: value for name, value in error.get_headers() if name == "Allow"}
     if flask.request.args.get("format") == "json":
         return flask.make_response({"error": text}, status, headers)
-    if status == 401:
+    if status == 401 and has_form():
         return sign_in_page(text)
     asks_namespace = isinstance(error, NotListable)
     page = flask.render_template(

@@ -16,7 +16,7 @@ from urllib3.exceptions import HTTPError
 
 from hami.dashboard.access import check_host
 from hami.dashboard.errors import PageError
-from hami.dashboard.login import COOKIE
+from hami.dashboard.login import COOKIE, FORWARDED
 from hami.errors import ClusterError
 from hami.kube.api import Api
 from hami.runtime.options import Address
@@ -43,7 +43,7 @@ def forwarding_app(api: Api, namespace: str, token: str) -> WSGIApplication:
         check_host(environ.get("HTTP_HOST", ""))
         if environ["REQUEST_METHOD"] not in _METHODS:
             raise PageError("pages are only read here", 405)
-        headers = {"Cookie": f"{COOKIE}={token}"}
+        headers = {"Cookie": f"{COOKIE}={token}", FORWARDED: "true"}
         for variable, name in _SENT.items():
             if variable in environ:
                 headers[name] = environ[variable]

@@ -21,6 +21,9 @@ COOKIE = "__Host-hami-token"
 COOKIE_LIMIT = 3900  # characters: a browser keeps 4,096 bytes of a cookie, with its name
 FORM_LIMIT = 16_384  # bytes
 SIGN_IN, SIGN_OUT = "/login", "/logout"
+FORWARDED = "Hami-Forwarded"
+"""Header of a request that ``kubectl hami dashboard`` forwards with the token of the user's kubeconfig. Who sends it
+gets pages without forms, no more."""
 
 _NEXT = re.compile(r"/(?:[^/\\\x00-\x20\x7f][^\\\x00-\x20\x7f]{0,2000})?")
 """Addresses of this dashboard. Two slashes at the beginning, or a backslash, would lead elsewhere."""
@@ -39,8 +42,17 @@ def authorization() -> str:
 
 
 def is_signed_in() -> bool:
-    """Reports whether the viewer comes with the cookie."""
-    return COOKIE in flask.request.cookies and "Authorization" not in flask.request.headers
+    """Reports whether the viewer comes with the cookie that the form has set."""
+    return (
+        COOKIE in flask.request.cookies
+        and "Authorization" not in flask.request.headers
+        and has_form()
+    )
+
+
+def has_form() -> bool:
+    """Reports whether the viewer can use the form."""
+    return FORWARDED not in flask.request.headers
 
 
 def form_methods(path: str) -> tuple[str, ...]:

@@ -48,6 +48,55 @@ def test_a_pod_that_is_gone_ends_it(capsys):
         follow(explain, pytest.fail)
 
 
+def answering(*answers):
+    """Follows answers, of which errors are raised, and the last ends it as Ctrl-C does."""
+    left = list(answers)
+
+    def explain():
+        if isinstance(left[0], Exception):
+            raise left[0]
+        return left[0], f"text {left[0]}"
+
+    def wait():
+        left.pop(0)
+        if not left:
+            raise KeyboardInterrupt
+
+    follow(explain, wait)
+
+
+def made_from(error):
+    """The error in a user's words, as the reader of the cluster raises it."""
+    made = HamiError("the API server does not answer")
+    made.__cause__ = error
+    return made
+
+
+@cases(
+    "error",
+    (ClusterError("GET /: 503", 503),),
+    (ClusterError("GET /: 429", 429),),
+    (made_from(ClusterError("GET /: connection refused")),),
+)
+def test_an_api_server_that_does_not_answer_for_a_while_is_asked_again(error, capsys):
+    answering({"a": 1}, error, error, {"a": 1}, {"a": 2})
+    out, err = capsys.readouterr()
+    assert out.count("text") == 2
+    assert err == f"{error}; trying again\n"
+
+
+@cases(
+    "answers",
+    ((ClusterError("GET /: 503", 503),),),
+    (({"a": 1}, ClusterError("GET /: 403", 403)),),
+    (({"a": 1}, made_from(ClusterError("GET /: 401", 401))),),
+    (({"a": 1}, HamiError("pods x not found")),),
+)
+def test_other_errors_and_the_first_one_end_it(answers):
+    with pytest.raises(HamiError):
+        answering(*answers)
+
+
 class Streams:
     """Watches with these versions, one after the other. ``None``: it cannot be opened."""
 

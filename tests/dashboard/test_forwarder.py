@@ -10,7 +10,7 @@ from werkzeug.wrappers import Response
 
 from hami.dashboard import forwarder
 from hami.dashboard.forwarder import forwarding_app, proxy_path
-from hami.dashboard.login import COOKIE
+from hami.dashboard.login import COOKIE, FORWARDED
 from hami.errors import ClusterError
 from testing.cases import cases
 
@@ -51,7 +51,7 @@ def test_a_page_is_fetched_with_the_token_in_the_cookie():
     (asked,) = api.asked
     assert asked == (
         PREFIX + "/pods?namespace=team&namespace=b&node=n+1",
-        {"Cookie": f"{COOKIE}=t-dev", "If-None-Match": '"0"'},
+        {"Cookie": f"{COOKIE}=t-dev", FORWARDED: "true", "If-None-Match": '"0"'},
     )
     assert (answer.status_code, answer.data, answer.headers["ETag"]) == (200, b"page", '"1"')
     assert "Set-Cookie" not in answer.headers

@@ -5,7 +5,7 @@ from http.cookies import SimpleCookie
 
 import pytest
 
-from hami.dashboard.login import COOKIE, COOKIE_LIMIT, FORM_LIMIT
+from hami.dashboard.login import COOKIE, COOKIE_LIMIT, FORM_LIMIT, FORWARDED
 from testing.cases import cases
 from testing.fake_api import bound, node
 from testing.nodes import gpu
@@ -72,6 +72,15 @@ def test_the_bearer_header_goes_before_the_cookie(stage):
     assert browse(stage, "/", "t-admin", **of_dev).status_code == 403
     assert "Sign out" not in browse(stage, "/?namespace=default", "t-admin", **of_dev).text
     assert "Sign out" in browse(stage, "/?namespace=default", "t-dev").text
+
+
+def test_a_forwarded_page_has_no_form(stage):
+    """`kubectl hami dashboard` sends nothing but questions."""
+    forwarded = {"headers": {FORWARDED: "true"}}
+    assert "Sign out" not in browse(stage, "/?namespace=default", "t-dev", **forwarded).text
+    refused = browse(stage, "/", "forged", **forwarded)
+    assert (refused.status_code, "<form" in refused.text) == (401, False)
+    assert "does not accept the bearer token" in refused.text
 
 
 def test_caches_tell_viewers_apart_by_the_cookie(stage):
