@@ -1,7 +1,7 @@
 """A demonstration: forty pods share the GPUs of four nodes, some have to wait, and an urgent one has not.
 
 ``python -m e2e.demo`` starts the local control plane, ``hami scheduler``, four fake nodes with eight GPUs each, and a
-mix of pods. ``--keep`` keeps the cluster and the dashboard running until Ctrl-C. ``--picture`` takes a picture of the
+mix of pods. ``--keep`` keeps the cluster and the dashboard running until Ctrl-C. ``--pictures`` takes pictures of the
 dashboard. ``--real-node`` shows containers on a real kubelet, which print their limits; ``--dra`` shows two, of which
 one has a claim. Nothing is left at the end, whatever ends it.
 """
@@ -32,10 +32,10 @@ from rich.text import Text
 from e2e import demo_dra, demo_realnode
 from testing import audit, browser, interrupts, measured
 from testing.agent import NodeAgent
-from testing.arguments import file_to_write
+from testing.arguments import folder_to_write
 from testing.binaries import BinariesMissing
 from testing.cluster import LocalCluster
-from testing.dashboard import dashboard
+from testing.dashboard import PAGES, dashboard
 from testing.eventually import eventually
 from testing.farewell import say_farewell
 from testing.joined_node import NodeUnavailable
@@ -321,17 +321,37 @@ def monitors(sandbox: Sandbox, outcome: Outcome, port: int) -> Iterator[None]:
         yield
 
 
-def take_picture(address: str, file: Path) -> None:
-    """Writes a picture of the dashboard, once it shows the use of all nodes, if it is known."""
+def take_pictures(address: str, sandbox: Sandbox, folder: Path) -> None:
+    """Writes pictures of all pages of the dashboard at each width, once they show the use of all nodes, if it is known,
+    and why a pod waits."""
+    outcome = look(sandbox)
+    pod_name = min(name for name, item in outcome.pods.items() if served(item))
+    waiting = min(outcome.waiting)
+    share = sandbox.shares(pod_name)[0][0]
+    node, index = share.card.split("/")
+    names = {
+        "node": sandbox.node(node)["metadata"]["name"],
+        "uuid": sandbox.uuid(node, int(index)),
+        "namespace": sandbox.namespace,
+        "pod": pod_name,
+        "waiting": waiting,
+    }
+
+    def read(path: str) -> Any:
+        return urllib3.request("GET", f"{address}{path}?format=json").json()
 
     def is_known() -> bool:
-        page = urllib3.request("GET", f"{address}/?format=json").json()
-        return all(item["use"] for item in page["items"]) or not measured.own_address()
+        explained = (read(f"/pods/{sandbox.namespace}/{waiting}")["waits"] or {}).get("explanation")
+        uses = [item["use"] for item in read("/")["items"]]
+        return bool(explained) and (all(uses) or not measured.own_address())
 
-    eventually(is_known, "the dashboard shows the use of all nodes")
-    with browser.browser() as started, browser.Visit.started(started) as visit:
-        visit.page.goto(address)
-        visit.picture(file)
+    eventually(is_known, "the dashboard shows the use of all nodes, and why a pod waits")
+    with browser.browser() as started:
+        for width in browser.WIDTHS:
+            with browser.Visit.started(started, width=width) as visit:
+                for kind, path in PAGES.items():
+                    visit.page.goto(address + path.format(**names))
+                    visit.picture(folder / f"{kind}-{width}.png")
 
 
 def farewell(console: Console, cluster: LocalCluster, sandbox: Sandbox, address: str) -> None:
@@ -351,7 +371,7 @@ def farewell(console: Console, cluster: LocalCluster, sandbox: Sandbox, address:
     )
 
 
-def run(console: Console, *, keep: bool, picture: Path | None) -> int:
+def run(console: Console, *, keep: bool, pictures: Path | None) -> int:
     with shown(console, FIRST_STEP) as steps, LocalCluster.started(say=steps.say) as cluster:
         steps.say("hami scheduler")
         certificates = Certificates(cluster.folder / "tls")
@@ -380,10 +400,10 @@ def run(console: Console, *, keep: bool, picture: Path | None) -> int:
                     f"{', '.join(outcome.open) or 'pods are missing'}; the scheduler's log ends:"
                 )
                 console.print(scheduler.program.tail(), markup=False)
-            if keep or picture:
+            if keep or pictures:
                 with monitors(sandbox, outcome, monitor_port):
-                    if picture:
-                        take_picture(address, picture)
+                    if pictures:
+                        take_pictures(address, sandbox, pictures)
                     if keep:
                         farewell(console, cluster, sandbox, address)
                         interrupts.wait()
@@ -396,10 +416,10 @@ def main() -> int:
     )
     parser.add_argument("--keep", action="store_true", help="keep the cluster running until Ctrl-C")
     parser.add_argument(
-        "--picture",
-        type=file_to_write,
-        metavar="FILE",
-        help="write a picture of the dashboard; "
+        "--pictures",
+        type=folder_to_write,
+        metavar="DIRECTORY",
+        help="write pictures of all pages of the dashboard at two widths; "
         "needs Chromium and the Python packages of the extra e2e",
     )
     parser.add_argument(
@@ -414,10 +434,10 @@ def main() -> int:
         "(Dynamic Resource Allocation) and one without are stopped at the same limits",
     )
     arguments = parser.parse_args()
-    if arguments.picture and (lacks := browser.missing()):
-        parser.error(f"--picture: {lacks}")
-    if (real := arguments.real_node or arguments.dra) and arguments.picture:
-        parser.error("--real-node and --dra have no dashboard for --picture")
+    if arguments.pictures and (lacks := browser.missing()):
+        parser.error(f"--pictures: {lacks}")
+    if (real := arguments.real_node or arguments.dra) and arguments.pictures:
+        parser.error("--real-node and --dra have no dashboard for --pictures")
     console = Console()
     if not console.is_terminal:
         console = Console(width=PLAIN_WIDTH)
@@ -427,7 +447,7 @@ def main() -> int:
                 console, keep=arguments.keep
             )
         else:
-            status = run(console, keep=arguments.keep, picture=arguments.picture)
+            status = run(console, keep=arguments.keep, pictures=arguments.pictures)
     except (BinariesMissing, NodeUnavailable, Unavailable) as error:
         console.print(f"[red]{error}")
         return 1

@@ -14,7 +14,7 @@ import urllib3
 
 from testing.browser import SCHEMES, WIDTHS, Visit, browser, missing
 from testing.cluster import MANIFESTS, LocalCluster
-from testing.dashboard import COMPONENT, dashboard, publish
+from testing.dashboard import COMPONENT, PAGES, dashboard, publish
 from testing.eventually import eventually
 from testing.kube import Kube, write_kubeconfig
 from testing.measured import MonitorProcess, announced, own_address, served
@@ -26,18 +26,6 @@ from testing.scheduler import NAMESPACE, Certificates, Scheduler
 
 Object = dict[str, Any]
 PICTURES = Path(os.environ.get("HAMI_E2E_PICTURES", "benchmarks/results/pictures"))
-PAGES = {
-    "cards": "/",
-    "pods": "/pods",
-    "pending": "/pending",
-    "health": "/health",
-    "node": "/nodes/{node}",
-    "card": "/cards/{node}/{uuid}",
-    "pod": "/pods/{namespace}/a",
-    "waiting-pod": "/pods/{namespace}/waits",
-    "namespaces": "/namespaces",
-    "namespace": "/namespaces/{namespace}",
-}
 
 
 class Site:
@@ -157,6 +145,8 @@ def filled(sandbox: Sandbox) -> dict[str, str]:
         "node": sandbox.node(nodes["a"])["metadata"]["name"],
         "uuid": sandbox.uuid(nodes["a"]),
         "namespace": sandbox.namespace,
+        "pod": "a",
+        "waiting": "waits",
     }
 
 

@@ -15,6 +15,19 @@ from testing.pods import pod
 from testing.processes import Program
 from testing.scheduler import NAMESPACE, shipped_flags
 
+PAGES = {
+    "cards": "/",
+    "pods": "/pods",
+    "pending": "/pending",
+    "health": "/health",
+    "node": "/nodes/{node}",
+    "card": "/cards/{node}/{uuid}",
+    "pod": "/pods/{namespace}/{pod}",
+    "waiting-pod": "/pods/{namespace}/{waiting}",
+    "namespaces": "/namespaces",
+    "namespace": "/namespaces/{namespace}",
+}
+"""Addresses of pages. Those of pods are of one that is bound and of one that waits."""
 COMPONENT = MANIFESTS.parent / "components" / "dashboard"
 
 
