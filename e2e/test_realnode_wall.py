@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from hami.node.wall_records import RECORDS, parse_record
 from testing.device_plugin import HOOK, SLOTS, DevicePlugin, cards
 from testing.eventually import eventually
 from testing.realnode import RealNode
@@ -17,6 +19,7 @@ from testing.shown import shower
 
 pytestmark = pytest.mark.kind
 (CARD,) = cards(1)
+GROUPS = Path("/sys/fs/cgroup")
 PROGRAM = f"{HOOK}/vgpu/hami-memory-wall"
 CALLS = f"{HOOK}/vgpu/calls"
 RECORD = f"""#!/bin/sh
@@ -26,18 +29,18 @@ echo "$* $(cat | tr -d '\\n')" >>{CALLS}
 
 
 @pytest.fixture
-def start(real: RealNode) -> Iterator[Callable[[str, bytes], None]]:
+def start(real: RealNode) -> Iterator[Callable[..., None]]:
     """Starts the device plugin with a program of the hook."""
     made = DevicePlugin(real, allocate="start")
     made.insert(CARD)
     made.install_limiter(b"the limiter\n")
     program, calls = real.path(PROGRAM), real.path(CALLS)
 
-    def start(memory_by: str, content: bytes) -> None:
+    def start(memory_by: str, content: bytes, **flags: str) -> None:
         program.write_bytes(content)
         program.chmod(0o755)
         calls.unlink(missing_ok=True)
-        made.start(memory_by=memory_by).wait_offered(SLOTS)
+        made.start(memory_by=memory_by, **flags).wait_offered(SLOTS)
 
     yield start
     made.close()
@@ -84,3 +87,22 @@ def test_a_node_whose_driver_cannot_starts_containers_with_both(sandbox, real, s
     start("both", builds.wall().read_bytes())
     sandbox.create(shower(HOOK, "a", gpu=1, gpumem=3000))
     sandbox.running("a")
+
+
+def test_the_hook_leaves_a_record_with_the_control_group_of_the_container(
+    sandbox, real, start, builds
+):
+    """Nothing can be set without a driver, and the annotation of the node says so."""
+    start("both", builds.wall().read_bytes(), cgroup_root=str(GROUPS))
+    sandbox.create(shower(HOOK, "a", gpu=1, gpumem=3000))
+    sandbox.running("a")
+    (status,) = sandbox.pod("a")["status"]["containerStatuses"]
+    id = status["containerID"].rpartition("/")[2]
+    record = parse_record(real.path(f"{HOOK}/vgpu/{RECORDS}/{id}").read_text())
+    assert record.limits == {CARD.uuid: 3000 << 20}
+    assert record.problem != ""
+    if (GROUPS / "cgroup.controllers").exists():
+        assert id in record.group
+        assert (GROUPS / record.group.lstrip("/")).is_dir()
+    annotations = sandbox.kube.get("Node", real.name)["metadata"]["annotations"]
+    assert annotations["hami.io/memory-wall"].startswith("off: ")

@@ -7,6 +7,7 @@ import ctypes
 import itertools
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 
 import pynvml
@@ -37,6 +38,8 @@ class Gpu:
     used: int = 0
     rates: tuple = (0, 0)  # percent of the card, and of its memory controller
     processes: list = field(default_factory=list)
+    limits: dict = field(default_factory=dict)  # soft and hard bytes by control group
+    used_by: dict = field(default_factory=dict)  # bytes by control group
 
 
 @dataclass(frozen=True)
@@ -259,6 +262,30 @@ class FakeNvml:
             gpuInstanceId=instance,
             computeInstanceId=instance,
         )
+
+    # ---- limits of memory by control group (nvml.h of CUDA 13.5: nvmlDeviceSetMemoryLimits_v1 and its errors)
+
+    def nvmlDeviceSetMemoryLimits_v1(self, handle, limits):
+        self._enter("nvmlDeviceSetMemoryLimits_v1", handle)
+        group = limits.nameSpace  # pynvml returns text
+        if not Path(group).is_dir():
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_OPERATING_SYSTEM)
+        if limits.hardLimit == 0xFFFF_FFFF_FFFF_FFFF:
+            handle.limits.pop(group, None)
+            return
+        if limits.softLimit > limits.hardLimit or limits.hardLimit > handle.memory:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        handle.limits[group] = limits.softLimit, limits.hardLimit
+
+    def nvmlDeviceGetMemoryLimits_v1(self, handle, limits):
+        self._enter("nvmlDeviceGetMemoryLimits_v1", handle)
+        group = limits.nameSpace  # pynvml returns text
+        if not Path(group).is_dir():
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_OPERATING_SYSTEM)
+        if group not in handle.limits:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        limits.softLimit, limits.hardLimit = handle.limits[group]
+        limits.currentUsed = handle.used_by.get(group, 0)
 
     # ---- MIG
 

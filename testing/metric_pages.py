@@ -6,6 +6,8 @@ import tempfile
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from msgspec import structs
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -23,7 +25,8 @@ from hami.monitor.metrics import MonitorMetrics
 from hami.monitor.metrics import families as monitor_families
 from hami.plugin.health_reporter import HealthReporter
 from hami.plugin.holders import CardHolders
-from hami.plugin.metrics import HealthMetrics
+from hami.plugin.metrics import PluginMetrics
+from hami.plugin.wall_keeper import DriverUse
 from hami.scheduler.cluster_metrics import families
 from hami.scheduler.metrics import Metrics, MetricSources
 from hami.scheduler.usage_metrics import UsageMetrics
@@ -87,8 +90,15 @@ def plugin_page() -> str:
     reporter.report("GPU-b", DeviceHealth(cause="XID 79"), 1)
     reporter.report_xid(XidEvent(gpu="GPU-b", xid=79, kind=XidKind.RESET))
     registry = CollectorRegistry()
-    HealthMetrics(registry).follow(reporter)
+    PluginMetrics(registry).follow(reporter, _memory_wall())
     return generate_latest(registry).decode()
+
+
+def _memory_wall() -> Any:
+    """What looks after the driver's limits, as far as metrics ask for it."""
+    use = DriverUse(pod().ref, "main", "GPU-a", 4096)
+    probe = SimpleNamespace(state=lambda: "misc", reason_off=str, backend=lambda: "misc")
+    return SimpleNamespace(probe=probe, uses=lambda: (use,), repairs=lambda: 1)
 
 
 def scheduler_page() -> str:

@@ -104,6 +104,7 @@ BY_NAME = {
     "no-clean-rejected": Component(),
     "usage": Component(),
     "region-mount": Component(),
+    "memory-wall": Component(),
     "hami-limiter": Component(),
     "dra": Component(
         files={

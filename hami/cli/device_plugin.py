@@ -24,7 +24,7 @@ PLUGIN_FLAGS: Sections = {
     ),
     "Containers": section(
         FLAGS,
-        "--allocate --memory-by --device-list-strategy --device-id-strategy --pass-device-specs "
+        "--allocate --memory-by --cgroup-root --device-list-strategy --device-id-strategy --pass-device-specs "
         "--gdrcopy-enabled --gds-enabled --mofed-enabled --imex-channel-ids "
         "--imex-required --cdi-annotation-prefix --cdi-root --nvidia-cdi-hook-path",
     ),
@@ -60,7 +60,7 @@ def run_device_plugin(settings: PluginSettings, read: Callable[[], PluginSetting
     """Serves the kubelet until a stop signal arrives. Returns the exit status. *read* reloads the settings."""
     from prometheus_client import CollectorRegistry
 
-    from hami.plugin.metrics import HealthMetrics
+    from hami.plugin.metrics import PluginMetrics
     from hami.plugin.program import serve  # gRPC and NVML are only in the node's image
     from hami.web.exporter import Exporter
     from hami.web.pages import Health
@@ -69,7 +69,7 @@ def run_device_plugin(settings: PluginSettings, read: Callable[[], PluginSetting
     if settings.health_bind_address is None:
         return serve(settings, read, health=health)
     registry = CollectorRegistry()
-    metrics = HealthMetrics(registry)
+    metrics = PluginMetrics(registry)
     pages = Exporter(
         registry,
         settings.health_bind_address,

@@ -20,6 +20,7 @@ RESIZE_TARGET = "hami.io/vgpu-devices-target"
 # by the device plugin of its node: the sizes that are enforced
 RESIZE_APPLIED = "hami.io/resize-applied"
 RESIZE_STATUS = "hami.io/resize-status"  # by the scheduler: what has become of RESIZE
+MEMORY_WALL = "hami.io/memory-wall"  # on a node, by its device plugin: how the driver limits memory, or why it does not
 NODE_RESIZES = "hami.io/node-resizes"  # on a node, "true": its device plugin changes the limits of running containers
 CORES_LIMIT = "nvidia.com/gpucores-limit"  # on a pod: percent of a GPU that a container may use while nobody else does
 

@@ -295,9 +295,21 @@ def _answer_error(error: Exception) -> flask.Response:
         headers |= {name: value for name, value in error.get_headers() if name == "Allow"}
     if flask.request.args.get("format") == "json":
         return flask.make_response({"error": text}, status, headers)
-    if status == 401 and has_form():
+    if status == 401:
+        return _answer_unknown(text, headers)
+    return _error_page(status, text, headers, asks_namespace=isinstance(error, NotListable))
+
+
+def _answer_unknown(text: str, headers: dict[str, str]) -> flask.Response:
+    """Answers a viewer who is not known: with the form, if the viewer can use it."""
+    if has_form():
         return sign_in_page(text)
-    asks_namespace = isinstance(error, NotListable)
+    return _error_page(401, text, headers, asks_namespace=False)
+
+
+def _error_page(
+    status: int, text: str, headers: dict[str, str], *, asks_namespace: bool
+) -> flask.Response:
     page = flask.render_template(
         "error.html", status=status, text=text, asks_namespace=asks_namespace
     )

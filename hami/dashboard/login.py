@@ -43,11 +43,9 @@ def authorization() -> str:
 
 def is_signed_in() -> bool:
     """Reports whether the viewer comes with the cookie that the form has set."""
-    return (
-        COOKIE in flask.request.cookies
-        and "Authorization" not in flask.request.headers
-        and has_form()
-    )
+    if "Authorization" in flask.request.headers or not has_form():
+        return False
+    return COOKIE in flask.request.cookies
 
 
 def has_form() -> bool:

@@ -21,7 +21,12 @@ DEVICE_PLUGIN, DRA = "device-plugin", CLAIMS
 NODE_ALLOCATION_MODES = (AUTO, DEVICE_PLUGIN, DRA)
 HAMI, KUBE_SCHEDULER = "hami", "kube-scheduler"
 """Who allocates the claims for the devices of a node."""
-MEMORY_WAYS = LIMITER, BOTH, MEMORY_BY_DRIVER = ("limiter", "both", "driver")
+MEMORY_WAYS = MEMORY_BY_BEST, LIMITER, BOTH, MEMORY_BY_DRIVER = (
+    "auto",
+    "limiter",
+    "both",
+    "driver",
+)
 """What limits memory: the limiter, and the driver where it can, or in any case."""
 CAPACITY_MODES = OFF, TOTALS, REQUESTS = ("off", "totals", "requests")
 LIST_STRATEGIES = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
@@ -185,12 +190,22 @@ class ContainerDevices:
         Flag(
             "--memory-by",
             "What limits device memory: limiter; both (the limiter, and NVIDIA's driver 615 or "
-            "later where it can, by control group); or driver (as both, but a container does not "
-            "start where the driver cannot). The last two need containers that get their devices "
-            "when they start, do not change the size of running pods, and no card has been asked yet.",
+            "later where it can, by control group); driver (as both, but a container does not "
+            "start where the driver cannot); or auto (both if --cgroup-root is given and the driver "
+            "can, else limiter). The driver's limit needs containers that get their devices "
+            "when they start, and no card has been asked yet.",
             environment="MEMORY_BY",
         ),
-    ] = LIMITER
+    ] = MEMORY_BY_BEST
+    cgroup_root: Annotated[
+        File,
+        Flag(
+            "--cgroup-root",
+            "Where this process sees the node's control groups of version 2, which it may change. With it, "
+            "the driver's limits of running containers are measured, repaired and resized.",
+            environment="CGROUP_ROOT",
+        ),
+    ] = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from hami.codec.register import render_devices_brief, render_devices_json
 from hami.codec.slices import is_claimable
 from hami.codec.states import parse_lock_free, render_lock_free
 from hami.devices.cards import Card
-from hami.devices.config import DRA, LIMITER, PluginConfig
+from hami.devices.config import BOTH, DRA, MEMORY_BY_DRIVER, PluginConfig
 from hami.devices.inventory import InventorySnapshot
 from hami.model import Device, Node
 from hami.quantity import INT32_MAX
@@ -105,10 +105,12 @@ def render_devices(registered: tuple[Device, ...], config: PluginConfig) -> str:
 
 def resizes(config: PluginConfig) -> bool:
     """Reports whether the device plugin changes the limits of running containers. MIG instances and claims have sizes
-    that cannot change, and the driver's limit is set only when a container starts."""
-    if config.memory_by != LIMITER:
+    that cannot change, and without the node's control groups the driver's limit is set only when a container starts."""
+    if config.memory_by in (BOTH, MEMORY_BY_DRIVER) and not config.cgroup_root:
         return False
-    return config.operating_mode != MIG and config.allocation_mode != DRA
+    if config.operating_mode == MIG:
+        return False
+    return config.allocation_mode != DRA
 
 
 def annotation_changes(

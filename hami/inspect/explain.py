@@ -13,7 +13,7 @@ from hami.codec.claims import ClaimedDevice
 from hami.codec.core_limits import pod_cores_limit
 from hami.codec.gangs import pod_group_of
 from hami.codec.health import parse_device_health
-from hami.codec.keys import DEVICE_HEALTH, RESIZE
+from hami.codec.keys import DEVICE_HEALTH, MEMORY_WALL, RESIZE
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.changes import KINDS, ChangePart, find_changes
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, selection_keys
@@ -127,7 +127,8 @@ class HeldDevice(ReportPart, frozen=True):
 class BoundReport(ReportPart, frozen=True, tag_field="state", tag="Bound"):
     """A pod that is bound. *bound_s*: the seconds since; ``None`` if it is not known. *cores_limit*: percent of a GPU
     that a container may use while no other does; ``None`` if the pod does not say. *resize*: its last one. *unhealthy*:
-    what the node says of unhealthy devices among its own."""
+    what the node says of unhealthy devices among its own. *memory_wall*: how the node's driver limits memory, or why it
+    does not; empty if it says nothing."""
 
     namespace: str
     name: str
@@ -140,6 +141,7 @@ class BoundReport(ReportPart, frozen=True, tag_field="state", tag="Bound"):
     cores_limit: int | None = None
     resize: ResizeReport | None = None
     unhealthy: tuple[str, ...] = ()
+    memory_wall: str = ""
 
 
 def explain_pod(
@@ -377,9 +379,16 @@ def _bound(cluster: InspectedCluster, pod: Pod) -> BoundReport:
         cards=(*_held_by_annotations(cluster, pod), *_held_by_claims(cluster, pod)),
         problems=record.problems if record is not None else (),
         unhealthy=_unhealthy(cluster, pod),
+        memory_wall=_memory_wall(cluster, pod),
         cores_limit=pod_cores_limit(pod.annotations),
         resize=resize_report(pod.annotations),
     )
+
+
+def _memory_wall(cluster: InspectedCluster, pod: Pod) -> str:
+    """Returns what the node of *pod* says of the driver's limit."""
+    node = cluster.nodes.get(pod.node_name)
+    return "" if node is None else node.annotations.get(MEMORY_WALL, "")
 
 
 def _unhealthy(cluster: InspectedCluster, pod: Pod) -> tuple[str, ...]:
@@ -474,12 +483,18 @@ def _bound_lines(report: BoundReport) -> Iterator[str]:
         yield f"  {sentence}"
     for problem in report.problems:
         yield f"  unreadable: {problem}; all devices that it names count as taken"
-    if report.cores_limit is not None:
-        yield f"While no other container works on a GPU, each of its own may use {report.cores_limit} percent of it."
+    yield from _limit_lines(report)
     if report.resize is not None:
         yield from ("", f"Resize: {report.resize.sentence}")
         if report.resize.request:
             yield f"  {RESIZE}: {report.resize.request}"
+
+
+def _limit_lines(report: BoundReport) -> Iterator[str]:
+    if report.cores_limit is not None:
+        yield f"While no other container works on a GPU, each of its own may use {report.cores_limit} percent of it."
+    if report.memory_wall:
+        yield f"The driver's own limit of memory on the node: {report.memory_wall}."
 
 
 def _held_text(device: HeldDevice) -> str:

@@ -34,6 +34,7 @@ from hami.codec.keys import (
     DEVICE_HEALTH,
     HAMI_SCHEDULERS,
     LOCK_FREE,
+    MEMORY_WALL,
     MIG_ALLOCATIONS,
     MOVE_KEYS,
     NODE_LOCK,
@@ -249,6 +250,7 @@ _POD_LABELS: Fields = {ASSIGNED_NODE: Reference("node"), PREEMPTIBLE: Kind.TEXT}
 def node_annotations(vendors: Catalog) -> Fields:
     """Returns the annotations of nodes that a record has."""
     keys = {LOCK_FREE, CORDON, PAIR_SCORES, ALLOCATION_MODE, NODE_RESIZES, DEVICE_HEALTH}
+    keys.add(MEMORY_WALL)
     locks = {NODE_LOCK}
     for vendor in vendors:
         annotations = vendor.annotations

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 from msgspec.structs import replace
 
 from hami.codec.core_limits import pod_cores_limit
+from hami.codec.keys import MEMORY_WALL
 from hami.codec.label_selector import Matches, parse_selector
 from hami.codec.resize import excess
 from hami.errors import HamiError
@@ -44,7 +45,8 @@ _Counts = Counter[tuple[str, str]]
 
 class NodeRow(OutputRecord, frozen=True):
     """A node with devices. *pods*: that hold parts of them; *reserved*: of these, not bound yet. *stranded*: the free
-    parts of devices, added up, that the usual pods cannot use; ``None`` if these pods are not known."""
+    parts of devices, added up, that the usual pods cannot use; ``None`` if these pods are not known. *memory_wall*: how
+    the driver limits memory, or why it does not; empty if the node says nothing."""
 
     name: str
     models: tuple[str, ...]
@@ -60,6 +62,7 @@ class NodeRow(OutputRecord, frozen=True):
     reserved: int
     state: tuple[str, ...]
     stranded: float | None = None
+    memory_wall: str = ""
 
 
 class DeviceRow(OutputRecord, frozen=True):
@@ -231,6 +234,7 @@ def _node_row(
         pods=len(pods),
         reserved=sum([not pod.node_name for pod in pods]),
         state=_node_state(node, usages, obstacle),
+        memory_wall=node.annotations.get(MEMORY_WALL, ""),
     )
 
 
@@ -492,6 +496,7 @@ NODE_COLUMNS: tuple[Column[NodeRow], ...] = (
     Column(
         "PODS", lambda row: f"{row.pods}" + (f" ({row.reserved} reserved)" if row.reserved else "")
     ),
+    Column("MEMORY WALL", "memory_wall", wide=True),
     Column("STATE", lambda row: ", ".join(row.state) or "ok"),
 )
 DEVICE_COLUMNS: tuple[Column[DeviceRow], ...] = (

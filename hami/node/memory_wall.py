@@ -7,16 +7,17 @@ container's CDI specification sets it, before the container's program runs, and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from hami.devices.cards import Card
-from hami.devices.config import BOTH, LIMITER, MEMORY_BY_DRIVER, PluginConfig
+from hami.devices.config import LIMITER, MEMORY_BY_BEST, MEMORY_BY_DRIVER, PluginConfig
 from hami.errors import HostError
 from hami.model import Share
 from hami.node.driver import driver_files
 from hami.node.grant import Grant, Hook
+from hami.node.wall_records import WallRecords
 from hami.quantity import MIB
 from hami.runtime.once import OncePerKey
 
@@ -31,9 +32,17 @@ TIMEOUT_S = 10
 class MemoryWall:
     """Adds the hook to the grants of a node."""
 
-    def __init__(self, config: PluginConfig, driver_root: Path) -> None:
-        """*driver_root*: the driver's root as this process sees it."""
+    def __init__(
+        self,
+        config: PluginConfig,
+        driver_root: Path,
+        reason_off: Callable[[], str] = lambda: "not asked",
+    ) -> None:
+        """*driver_root*: the driver's root as this process sees it. *reason_off*: returns why the driver cannot limit
+        memory, empty if it can; asked if the configuration leaves it to that."""
         self._config = config
+        self._reason_off = reason_off
+        self._records = WallRecords(config.hook_path).folder if config.cgroup_root else None
         self._program = Path(config.hook_path) / "vgpu" / PROGRAM
         self._driver_root = driver_root
         self._reported = OncePerKey()
@@ -43,14 +52,17 @@ class MemoryWall:
 
         Raises: HostError if the driver has to limit it, and the program is missing.
         """
-        if self._config.memory_by == LIMITER:
+        way = self._config.memory_by
+        if way == LIMITER or (way == MEMORY_BY_BEST and self._reason_off()):
             return grant
         if not self._program.is_file():
             return self._without_program(grant)
         words = [PROGRAM]
-        if self._config.memory_by == BOTH:
+        if way != MEMORY_BY_DRIVER:
             words.append("--best-effort")
         words += ["--library", self._library()]
+        if self._records is not None:
+            words += ["--records", str(self._records)]
         for uuid, size in _sizes(parts).items():
             words += ["--limit", f"{uuid}={size}"]
         hook = Hook(path=str(self._program), args=tuple(words), timeout_s=TIMEOUT_S)

@@ -1,26 +1,30 @@
-"""The device plugin's metrics: its cards and their health."""
+"""The device plugin's metrics: its cards, their health, and the driver's limits of memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from hami.plugin.health_reporter import HealthReporter
+from hami.plugin.wall_keeper import WallKeeper
 
 
-class HealthMetrics(Collector):
-    """The metrics of the reporter that it follows, in *registry*. Threads may share it."""
+class PluginMetrics(Collector):
+    """The metrics of the program that it follows, in *registry*. Threads may share it."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._reporter: HealthReporter | None = None
+        self._wall: WallKeeper | None = None
         registry.register(self)
 
-    def follow(self, reporter: HealthReporter | None) -> None:
-        """Serves what *reporter* knows from now on; ``None``: nothing."""
+    def follow(self, reporter: HealthReporter | None, wall: WallKeeper | None = None) -> None:
+        """Serves what *reporter* and *wall* know from now on; ``None``: nothing."""
         self._reporter = reporter
+        self._wall = wall
 
     def collect(self) -> Iterator[Metric]:
         """Yields the current values."""
@@ -57,3 +61,32 @@ class HealthMetrics(Collector):
         for (uuid, xid), count in sorted(reporter.xids().items()):
             xids.add_metric((node, uuid, str(xid)), count)
         yield xids
+        if self._wall is not None and self._wall.probe.state():
+            yield from _wall_metrics(node, self._wall)
+
+
+def _wall_metrics(node: str, wall: WallKeeper) -> Iterator[Metric]:
+    """Yields what the driver limits and counts by control group."""
+    is_off = bool(wall.probe.reason_off())
+    info = GaugeMetricFamily(
+        "hami_memory_wall_info",
+        "How the driver limits device memory by control group: dmem, misc, or off; always 1",
+        labels=("node", "backend"),
+    )
+    info.add_metric((node, "off" if is_off else wall.probe.backend()), 1)
+    yield info
+    repairs = CounterMetricFamily(
+        "hami_memory_wall_repairs",
+        "Limits of the driver that were lost and set again",
+        labels=("node",),
+    )
+    repairs.add_metric((node,), wall.repairs())
+    yield repairs
+    used = GaugeMetricFamily(
+        "hami_container_driver_bytes",
+        "Memory of a device that a container uses, as the driver counts it for its limit",
+        labels=("namespace", "pod", "container", "device_uuid"),
+    )
+    for use in filter(attrgetter("container"), wall.uses()):
+        used.add_metric((use.pod.namespace, use.pod.name, use.container, use.uuid), use.used)
+    yield used

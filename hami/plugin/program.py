@@ -7,14 +7,16 @@ import os
 import queue
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 from hami.codec.keys import RESIZED
+from hami.codec.pods import NodePod
 from hami.devices.config import BOTH, DRA, MEMORY_BY_DRIVER, PluginConfig
+from hami.devices.memory_limits import GroupLimits
 from hami.devices.nvml_library import DriverLibrary
 from hami.devices.registration import MIG, VENDOR, resizes
 from hami.devices.xids import DISABLE
@@ -31,6 +33,7 @@ from hami.node.dynamic_mig import DynamicMig
 from hami.node.memory_wall import MemoryWall
 from hami.node.pods import NodePods
 from hami.node.refusals import RefusalListener
+from hami.node.wall_records import WallRecords
 from hami.plugin.allocation_mode import (
     CLAIM_DEVICES,
     claimed_part,
@@ -47,7 +50,7 @@ from hami.plugin.health_reporter import HealthReporter
 from hami.plugin.holders import CardHolders
 from hami.plugin.kubelet_servers import KubeletServers
 from hami.plugin.lost_checkpoint import LostCheckpoint
-from hami.plugin.metrics import HealthMetrics
+from hami.plugin.metrics import PluginMetrics
 from hami.plugin.node import PluginNode, card_source
 from hami.plugin.region_guard import RegionGuard
 from hami.plugin.registrar import NodeRegistrar, withdrawn_unless_read
@@ -55,6 +58,8 @@ from hami.plugin.resize import SizeEnforcer
 from hami.plugin.server import PluginServer
 from hami.plugin.settings import PluginSettings
 from hami.plugin.start_time import StartTimeAllocator, needs_completion
+from hami.plugin.wall_keeper import WalledFiles, WallKeeper
+from hami.plugin.wall_probe import WallProbe
 from hami.runtime.clock import utc_now
 from hami.runtime.interpreter import freeze_gc, set_switch_interval
 from hami.runtime.parts import Part, hung_reasons, join_reasons, unready_reasons
@@ -134,11 +139,15 @@ class DevicePluginProgram:
             self._deferred,
             node_pods=node_pods,
         )
-        self._start_time = _start_time_allocator(node, mig)
+        self.memory_wall = _wall_keeper(node, self._library)
+        """What looks after the driver's limits of memory."""
+        self._start_time = _start_time_allocator(node, mig, self.memory_wall)
         self._start_time.refusals.listeners.append(self.health.report_refused)
-        claims = _claim_driver(node, claim_specs, mig, resources, self.health.report_refused)
+        claims = _claim_driver(
+            node, claim_specs, mig, resources, self.health.report_refused, self.memory_wall
+        )
         self._is_start_time = _is_start_time(node, self._start_time)
-        _check_memory_by(node, has_start_time=self._is_start_time)
+        self.memory_wall.probe.switch_off(_why_no_wall(node, has_start_time=self._is_start_time))
         is_lock_free = None  # the node needs a lock, unless the kubelet names the pod of a call
         if self._is_start_time:
             node.spec_folders.add(node.cdi_folder)
@@ -155,9 +164,11 @@ class DevicePluginProgram:
             now=partial(datetime.now, UTC),
             is_lock_free=is_lock_free,
             watched_pods=node.watched_pods,
+            memory_wall=self.memory_wall.probe.state,
         )
         parts = [
             _background(node),
+            _wall_part(node, self.memory_wall),
             self._resizes(),
             self._cards,
             Part(self._registrar, self._deferred, self.health),
@@ -181,6 +192,7 @@ class DevicePluginProgram:
             log.warning("device configuration", extra={"note": note})
         _check_imex_channels(settings)
         node.install_limiter()
+        _prepare_records(settings)
         with self._withdrawn_unless_read():
             for part in self._parts:
                 part.prepare()
@@ -270,7 +282,7 @@ class DevicePluginProgram:
             self._settings,
             node.cluster,
             node.vendors,
-            node.host,
+            WalledFiles(node.host, self.memory_wall),
             node.inventory,
             self._events,
             node.node_pods.pods,
@@ -345,7 +357,9 @@ def _dynamic_mig(node: PluginNode, claim_specs: ContainerSpecs) -> DynamicMig | 
     )
 
 
-def _start_time_allocator(node: PluginNode, mig: DynamicMig | None) -> StartTimeAllocator:
+def _start_time_allocator(
+    node: PluginNode, mig: DynamicMig | None, keeper: WallKeeper
+) -> StartTimeAllocator:
     config = start_time_config(node.settings)
     return StartTimeAllocator(
         config,
@@ -354,13 +368,40 @@ def _start_time_allocator(node: PluginNode, mig: DynamicMig | None) -> StartTime
         node.host,
         node.grants(config, node.inventory, mig),
         node.specs(),
-        _memory_wall(node, config),
+        _memory_wall(node, config, keeper),
         node_pods=node.node_pods,
     )
 
 
-def _memory_wall(node: PluginNode, config: PluginConfig) -> MemoryWall:
-    return MemoryWall(config, Path(node.settings.driver_root_in_container))
+def _memory_wall(node: PluginNode, config: PluginConfig, keeper: WallKeeper) -> MemoryWall:
+    root = Path(node.settings.driver_root_in_container)
+    return MemoryWall(config, root, keeper.probe.reason_off)
+
+
+def _wall_keeper(node: PluginNode, library: DriverLibrary) -> WallKeeper:
+    settings = node.settings
+
+    def open_driver() -> GroupLimits:
+        return GroupLimits(library.open(settings.driver_root_in_container))
+
+    def pods() -> Iterable[NodePod] | None:
+        return node.node_pods.node_pods() if node.node_pods is not None else None
+
+    probe = WallProbe(settings, open_driver, node.all_cards.cards)
+    return WallKeeper(settings.node, probe, WallRecords(settings.hook_path), node.host, pods)
+
+
+def _prepare_records(settings: PluginSettings) -> None:
+    """Makes the folder for what the hook has done, where that is read. Raises: HostError."""
+    if settings.cgroup_root:
+        WallRecords(settings.hook_path).prepare()
+
+
+def _wall_part(node: PluginNode, keeper: WallKeeper) -> Part | None:
+    """Returns what looks after the driver's limits; ``None`` if the node's control groups are not seen."""
+    if not node.settings.cgroup_root:
+        return None
+    return Part(keeper)
 
 
 def _is_start_time(node: PluginNode, start_time: StartTimeAllocator) -> bool:
@@ -383,20 +424,23 @@ def _health_reporter(node: PluginNode, holders: CardHolders) -> HealthReporter:
     )
 
 
-def _check_memory_by(node: PluginNode, *, has_start_time: bool) -> None:
-    """Raises: HamiError if the driver has to limit memory, and does not for some containers of the node."""
+def _why_no_wall(node: PluginNode, *, has_start_time: bool) -> str:
+    """Returns why the driver limits memory of no container of the node; empty if it may. Raises: HamiError if it has
+    to."""
     settings = node.settings
     if node.source is None or not settings.kubelet_socket:
-        return
+        return ""
     if has_start_time or settings.allocation_mode == DRA:
-        return
-    reason = (
-        f"--memory-by {settings.memory_by}: containers do not get their devices when they start"
-    )
+        return ""
+    reason = "containers do not get their devices when they start"
     if settings.memory_by == MEMORY_BY_DRIVER:
-        raise HamiError(reason)
+        raise HamiError(f"--memory-by {settings.memory_by}: {reason}")
     if settings.memory_by == BOTH:
-        log.warning("the driver does not limit memory", extra={"reason": reason})
+        log.warning(
+            "the driver does not limit memory",
+            extra={"reason": f"--memory-by {settings.memory_by}: {reason}"},
+        )
+    return reason
 
 
 def _claim_driver(
@@ -405,6 +449,7 @@ def _claim_driver(
     mig: DynamicMig | None,
     resources: DynamicResources | None,
     on_refused: RefusalListener,
+    keeper: WallKeeper,
 ) -> DraDriver | None:
     """Returns the driver of the cards for claims; ``None`` if the node has none. *on_refused*: see `Refusals`."""
     settings = claimed_part(node.settings)
@@ -419,7 +464,7 @@ def _claim_driver(
         resources,
         node.grants(config, node.claimed, mig),
         claim_specs,
-        _memory_wall(node, config),
+        _memory_wall(node, config, keeper),
         node_pods=node.node_pods,
     )
     driver.claims.refusals.listeners.append(on_refused)
@@ -480,7 +525,7 @@ def serve(
     library: DriverLibrary | None = None,
     signals: queue.SimpleQueue[int] | None = None,
     health: Health | None = None,
-    metrics: HealthMetrics | None = None,
+    metrics: PluginMetrics | None = None,
     on_started: Callable[[], None] = freeze_gc,
 ) -> int:
     """Runs until a stop signal, or until only a new process can use the driver; returns the exit status.
@@ -499,7 +544,7 @@ def serve(
         if program is not None:
             on_started()
             if metrics is not None:
-                metrics.follow(program.health)
+                metrics.follow(program.health, program.memory_wall)
         outcome = _wait(incoming, library, program, settings, read)
         if program is not None:
             program.stop(last=isinstance(outcome, int))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from hami.codec.health import NOT_WATCHED, render_condition
-from hami.codec.keys import ALLOCATION_MODE, NODE_RESIZES
+from hami.codec.keys import ALLOCATION_MODE, MEMORY_WALL, NODE_RESIZES
 from hami.codec.register import parse_devices
 from hami.devices.config import DRA, OFF, REQUESTS, PluginConfig
 from hami.devices.inventory import DeviceInventory, InventorySnapshot
@@ -61,9 +61,11 @@ class NodeRegistrar(Task):
         now: Callable[[], datetime],
         is_lock_free: Callable[[], bool] | None = None,
         watched_pods: Callable[[], Collection[Pod] | None] = lambda: None,
+        memory_wall: Callable[[], str] = str,
     ) -> None:
         """*is_lock_free*: reports whether the kubelet allocates without a node lock by now; ``None`` if it never will.
-        *watched_pods*: as for `publish_capacity`."""
+        *watched_pods*: as for `publish_capacity`. *memory_wall*: returns how the driver limits memory, or why it does
+        not; empty if it is not to be said."""
         super().__init__("node")
         self._cluster = cluster
         self._inventory = inventory
@@ -72,6 +74,7 @@ class NodeRegistrar(Task):
         self._now = now
         self._is_lock_free = is_lock_free
         self._watched_pods = watched_pods
+        self._memory_wall = memory_wall
         self._has_registered = threading.Event()
         self._recheck_until = -math.inf
         self._reported = OncePerKey()
@@ -108,6 +111,7 @@ class NodeRegistrar(Task):
         name = self._config.node
         node = self._read_node()
         wanted = node_annotations(snapshot, self._config, self._vendor)
+        wanted[MEMORY_WALL] = self._memory_wall() or None
         changes = annotation_changes(node, wanted, self._config, self._vendor, self._now())
         shared: dict[str, str | None] = {}
         if self._is_lock_free is None or not snapshot.cards:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Protocol
 
 from hami.codec.allocation import parse_shares, render_shares
 from hami.codec.core_limits import pod_cores_limit
@@ -25,7 +26,6 @@ from hami.errors import ClusterError, Conflict, HostError, MalformedInput, NotFo
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
 from hami.model import Device, Pod, Share
-from hami.node.host import Host
 from hami.node.limits import DeviceLimit, share_limit
 from hami.plugin.container_match import ContainerShares, container_shares, waits_on
 from hami.quantity import MIB
@@ -49,6 +49,21 @@ SILENT_S = 15.0
 """Seconds for which a monitor may say nothing about a container before an event says so."""
 
 
+class ContainerFiles(Protocol):
+    """The files of containers on the node, as `Host` has them."""
+
+    def limits(self, uid: str, container: str) -> tuple[DeviceLimit, ...] | None:
+        """Returns the limits that a container has."""
+
+    def resize_limits(
+        self, uid: str, container: str, sizes: Sequence[DeviceLimit]
+    ) -> tuple[DeviceLimit, ...] | None:
+        """Gives a container new limits; returns those that it has then."""
+
+    def use(self, uid: str, container: str) -> Mapping[str, int] | None:
+        """Returns what the monitor says that a container uses."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Outcome:
     """The state of a pod or container. *sizes*: the shares of its containers, by position. *problem*: why they are not
@@ -68,7 +83,7 @@ class SizeEnforcer(Task):
         config: PluginConfig,
         cluster: Cluster,
         vendors: Catalog,
-        host: Host,
+        host: ContainerFiles,
         inventory: DeviceInventory,
         events: EventRecorder,
         pods: Callable[[], Sequence[Pod] | None],

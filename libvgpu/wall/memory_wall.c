@@ -4,8 +4,11 @@
  * the container to standard input. Limits come from the arguments, that is from the CDI specification, never from the
  * environment, which a tenant can set.
  *
- *   hami-memory-wall [--best-effort] [--library FILE] [--proc DIRECTORY] --limit UUID=BYTES [--limit ...]
+ *   hami-memory-wall [--best-effort] [--library FILE] [--proc DIRECTORY] [--records DIRECTORY] --limit UUID=BYTES [--limit ...]
  *   hami-memory-wall --probe [--library FILE] [--proc DIRECTORY] --device UUID
+ *
+ * With --records, it leaves what it has done in a file of that directory, with the id of the container as its name, for the device
+ * plugin: the control group below the mount, the limits that were set, and the first problem. No container can write there.
  *
  * The soft limit is always 0: one that is set is added to all groups above and stays there when the group goes.
  * There is no query for the capability. The probe clears the limits of the topmost group, which never has any.
@@ -19,8 +22,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-enum { MOST_LIMITS = 16, MOST_STATE = 1 << 20 };
+enum { MOST_LIMITS = 16, MOST_STATE = 1 << 20, MOST_ID = 64 };
 enum { DONE = 0, FAILED = 1, MISUSED = 2 };
 #define NO_LIMIT 0xFFFFFFFFFFFFFFFFull
 
@@ -59,14 +63,18 @@ struct limit {
 
 struct arguments {
     bool best_effort, probe;
-    const char *library, *proc, *device;
+    const char *library, *proc, *device, *records;
     int limits;
     struct limit limit[MOST_LIMITS];
 };
 
+static char first_problem[256];
+
 static bool fail(const char *what, const char *detail)
 {
     fprintf(stderr, "hami-memory-wall: %s%s%s\n", what, *detail ? ": " : "", detail);
+    if (!*first_problem)
+        snprintf(first_problem, sizeof first_problem, "%s%s%s", what, *detail ? ": " : "", detail);
     return false;
 }
 
@@ -108,6 +116,8 @@ static bool read_arguments(struct arguments *given, int count, char **words)
             given->proc = value;
         else if (!strcmp(word, "--device"))
             given->device = value;
+        else if (!strcmp(word, "--records"))
+            given->records = value;
         else if (strcmp(word, "--limit") != 0)
             return fail("unknown argument", word);
         else if (given->limits == MOST_LIMITS)
@@ -133,10 +143,12 @@ static const char *end_of_string(const char *at)
     return at;
 }
 
-/* The member "pid" of the state itself, not one of its annotations, which have names of the tenant in them; 0 without one. */
-static long pid_of(const char *state)
+/* Where the value of a member of the state itself begins, not of one of its annotations, which have names of the tenant in them;
+ * NULL without one. */
+static const char *member(const char *state, const char *name)
 {
     int depth = 0;
+    size_t length = strlen(name);
     for (const char *at = state; *at; at++) {
         if (*at == '{' || *at == '[')
             depth++;
@@ -146,13 +158,31 @@ static long pid_of(const char *state)
             continue;
         const char *end = end_of_string(at);
         if (!*end)
-            return 0;
+            return NULL;
         const char *value = end + 1 + strspn(end + 1, " \t\r\n");
-        if (depth == 1 && *value == ':' && end - at == 4 && !strncmp(at, "\"pid\"", 5))
-            return strtol(value + 1, NULL, 10);
+        if (depth == 1 && *value == ':' && (size_t)(end - at) == length + 1 && !strncmp(at + 1, name, length))
+            return value + 1 + strspn(value + 1, " \t\r\n");
         at = end;
     }
-    return 0;
+    return NULL;
+}
+
+static long pid_of(const char *state)
+{
+    const char *value = member(state, "pid");
+    return value ? strtol(value, NULL, 10) : 0;
+}
+
+/* The id of the container, as runtimes for Kubernetes give them; empty if it is none: it becomes the name of a file. */
+static void read_id(const char *state, char *id)
+{
+    const char *value = member(state, "id");
+    size_t length = value && *value == '"' ? strspn(value + 1, "0123456789abcdef") : 0;
+    *id = '\0';
+    if (length > 0 && length <= MOST_ID && value[length + 1] == '"') {
+        memcpy(id, value + 1, length);
+        id[length] = '\0';
+    }
 }
 
 /* Finds where version 2 of control groups is mounted. With a mount of version 1 beside it, the driver does not use it. */
@@ -180,12 +210,10 @@ static bool find_mount(const char *proc, char *mount)
     return true;
 }
 
-static bool find_group(const char *proc, char *group)
+/* *below: of the group, the part below the mount. */
+static bool find_group(const char *proc, const char *state, char *group, const char **below)
 {
-    static char state[MOST_STATE];
     char mount[PATH_MAX], path[PATH_MAX], line[PATH_MAX + 16];
-    size_t length = fread(state, 1, sizeof state - 1, stdin);
-    state[length] = '\0';
     long pid = pid_of(state);
     if (pid <= 0)
         return fail("no pid in the state of the container", "");
@@ -210,6 +238,7 @@ static bool find_group(const char *proc, char *group)
     /* a limit of the topmost group would be one of the node */
     if (!line[4])
         return fail("the container runs in the topmost control group", path);
+    *below = group + strlen(mount);
     return true;
 }
 
@@ -292,15 +321,52 @@ static bool set(const struct nvml *nvml, const char *group, const struct limit *
     return true;
 }
 
-static bool set_all(const struct arguments *given)
+/* Replaces the record of a container as a whole. Without it, the device plugin does not look after the limits: no reason not to
+ * start. */
+static void record(const struct arguments *given, const char *id, const char *below, bool is_set)
 {
-    char group[PATH_MAX];
+    char path[PATH_MAX], fresh[PATH_MAX];
+    if (snprintf(path, sizeof path, "%s/%s", given->records, id) >= (int)sizeof path
+        || snprintf(fresh, sizeof fresh, "%s/.%s.%ld", given->records, id, (long)getpid()) >= (int)sizeof fresh)
+        return;
+    FILE *file = fopen(fresh, "wex");
+    if (!file) {
+        fprintf(stderr, "hami-memory-wall: cannot write %s: %s\n", fresh, strerror(errno));
+        return;
+    }
+    fprintf(file, "group %s\n", below);
+    for (int i = 0; i < given->limits; i++)
+        fprintf(file, "limit %s=%llu\n", given->limit[i].uuid, given->limit[i].bytes);
+    if (!is_set)
+        fprintf(file, "problem %s\n", first_problem);
+    bool good = !ferror(file);
+    if (fclose(file) != 0 || !good || rename(fresh, path) != 0) {
+        fprintf(stderr, "hami-memory-wall: cannot write %s: %s\n", path, strerror(errno));
+        unlink(fresh);
+    }
+}
+
+static bool set_limits(const struct arguments *given, const char *group)
+{
     struct nvml nvml;
-    if (!find_group(given->proc, group) || !start(&nvml, given->library))
+    if (!start(&nvml, given->library))
         return false;
     bool good = true;
     for (int i = 0; i < given->limits; i++)
         good = set(&nvml, group, &given->limit[i]) && good;
+    return good;
+}
+
+static bool set_all(const struct arguments *given)
+{
+    static char state[MOST_STATE];
+    char group[PATH_MAX], id[MOST_ID + 1];
+    const char *below = "";
+    state[fread(state, 1, sizeof state - 1, stdin)] = '\0';
+    read_id(state, id);
+    bool good = find_group(given->proc, state, group, &below) && set_limits(given, group);
+    if (given->records && *id)
+        record(given, id, below, good);
     return good;
 }
 

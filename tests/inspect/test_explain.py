@@ -289,6 +289,12 @@ def test_a_pod_on_an_unhealthy_device_has_its_cause():
     assert part == "a is unhealthy: the driver has lost the card; remedy: not known"
 
 
+def test_a_pod_on_a_node_that_says_how_its_driver_limits_memory():
+    walled = node("n1", gpu("a"), annotations={"hami.io/memory-wall": "dmem"})
+    found = report("p", nodes=[walled], pods=[held("p", "n1", ("a", 1000, 0))])
+    assert "The driver's own limit of memory on the node: dmem." in render_report(found)
+
+
 def test_a_pod_whose_claim_holds_devices():
     def claim(name, *devices):
         holder = pod(name=name).ref

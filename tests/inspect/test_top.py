@@ -20,6 +20,7 @@ from testing.fake_api import FakeApi, bound, claimed, node, pending, quota
 from testing.nodes import gpu
 
 GPU = {"memory_mib": 10_000, "model": "A100"}
+WALL = {"hami.io/memory-wall": "off: the driver is older than release 615"}
 NODES = [
     node("n1", gpu(**GPU), gpu(**GPU), labels={"zone": "a"}),
     node(
@@ -64,6 +65,12 @@ def test_a_row_for_each_node_with_devices():
         "",
         "3 nodes, 5 cards: 9.8 of 48.8 GiB allocated; largest free slice 9,000 MiB",
     ]
+
+
+def test_how_the_driver_of_a_node_limits_memory_is_shown_on_request():
+    (row,) = items("nodes", cluster([node("n1", gpu(**GPU), annotations=WALL)]))
+    assert row["memoryWall"] == "off: the driver is older than release 615"
+    assert "MEMORY WALL" in lines("nodes", "wide")[0]
 
 
 def test_what_claims_hold_is_shown_as_what_annotations_say():

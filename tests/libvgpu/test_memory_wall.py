@@ -285,6 +285,52 @@ def test_free_memory_is_subtracted_once_through_limiter_and_wall(node, builds, t
         rig.close()
 
 
+ID = "0a" * 32
+
+
+def record_of(node, folder, pid=11, size=GIB, **state):
+    """Runs the hook for a container with records in *folder*. Returns what it has written, by name."""
+    folder.mkdir(exist_ok=True)
+    given = {"id": ID, "pid": pid} | state
+    node.hook(pid, size, "--best-effort", "--records", str(folder), state=given)
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_the_device_plugin_is_left_a_record(node, tmp_path):
+    group = node.add_container(11)
+    text = f"group /{group.relative_to(node.root)}\nlimit {uuid_of(0)}={GIB}\n"
+    assert record_of(node, tmp_path / "records") == {ID: text}
+    assert record_of(node, tmp_path / "records") == {ID: text}
+
+
+def test_a_record_says_the_first_problem(node, tmp_path):
+    group = node.add_container(11)
+    text = record_of(node, tmp_path / "records", size=17 * GIB)[ID]
+    assert text == (
+        f"group /{group.relative_to(node.root)}\nlimit {uuid_of(0)}={17 * GIB}\n"
+        f"problem the limit is more than the device has: {uuid_of(0)}\n"
+    )
+    node.mount(V1)
+    (text,) = record_of(node, tmp_path / "others").values()
+    assert text.startswith("group \n")
+    assert "problem the node has no control groups of version 2 alone" in text
+
+
+@pytest.mark.parametrize("id", ["", "../x", "a/b", "a" * 65, "A", 7, None])
+def test_an_id_that_is_no_name_of_a_file_leaves_none(node, tmp_path, id):
+    group = node.add_container(11)
+    assert record_of(node, tmp_path / "records", id=id) == {}
+    assert node.limits(group) == Limits(0, GIB, 0)
+
+
+def test_a_record_that_cannot_be_written_stops_no_container(node, tmp_path):
+    group = node.add_container(11)
+    words = ("--records", str(tmp_path / "none"))
+    answer = node.hook(11, GIB, *words, state={"id": ID, "pid": 11})
+    assert (answer.status, "cannot write" in answer.text) == (0, True)
+    assert node.limits(group) == Limits(0, GIB, 0)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_release_is_small_and_needs_only_the_c_library(release, target):
     program = release[target].with_name("hami-memory-wall")

@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hami.plugin.metrics import HealthMetrics
+from hami.plugin.metrics import PluginMetrics
 from testing.metric_pages import plugin_page
 
 
@@ -25,5 +25,5 @@ def test_its_cards_are_counted_whatever_their_health():
 
 def test_a_program_that_has_not_started_says_nothing():
     registry = CollectorRegistry()
-    HealthMetrics(registry).follow(None)
+    PluginMetrics(registry).follow(None)
     assert generate_latest(registry) == b""

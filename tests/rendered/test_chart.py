@@ -101,6 +101,7 @@ SETTINGS: dict[str, tuple[str, list[str], Object]] = {
     ),
     "hami-limiter": ("overlays/self-signed", ["hami-limiter"], {"limiter": {"hami": True}}),
     "region-mount": ("overlays/self-signed", ["region-mount"], {"limiter": {"regionMount": True}}),
+    "memory-wall": ("overlays/self-signed", ["memory-wall"], {"limiter": {"memoryWall": True}}),
     "mig": ("overlays/self-signed", ["mig"], {"mig": True}),
     "admission-policies": (
         "overlays/self-signed",

@@ -35,6 +35,9 @@ readOnlyRootFilesystem: true
 {{- if .Facts.mig }}
 # SYS_ADMIN: the driver requires it, or its capability devices, to create, destroy or list MIG instances
 {{- end }}
-capabilities: {drop: [ALL], add: [DAC_OVERRIDE, FOWNER{{ if .Facts.mig }}, SYS_ADMIN{{ end }}]}
+{{- if .Values.limiter.memoryWall }}
+# SYS_ADMIN: the driver asks for root to limit the memory of a control group
+{{- end }}
+capabilities: {drop: [ALL], add: [DAC_OVERRIDE, FOWNER{{ if or .Facts.mig .Values.limiter.memoryWall }}, SYS_ADMIN{{ end }}]}
 {{- end -}}
 {{- end -}}
