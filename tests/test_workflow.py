@@ -61,7 +61,8 @@ def sections():
 
 
 def test_every_environment_in_use_exists():
-    assert set(tox_environments()) <= LISTED | set(sections())
+    pythons = {f"py{version.replace('.', '')}" for version in PYTHONS}
+    assert set(tox_environments()) <= LISTED | pythons | set(sections())
 
 
 def test_all_default_environments_of_tox_are_run():
