@@ -1,4 +1,4 @@
-"""What the hook of the driver's limits has done for each container: files with the container's id as their name.
+"""Records of the hook that sets the driver's limits: a file for each container, with its id as name.
 
 The hook writes them on the node, as root; no container can. ``libvgpu/wall`` has the program.
 """
@@ -24,7 +24,7 @@ MOST_LIMITS = 16
 
 @dataclass(frozen=True, slots=True)
 class WallRecord:
-    """What was done when a container started. *group*: its control group below the mount; empty if it was not found.
+    """The limits that were set when a container started. *group*: its control group below the mount; empty if it was not found.
     *limits*: bytes by UUID of the card. *problem*: why they could not be set; empty if they were."""
 
     group: str

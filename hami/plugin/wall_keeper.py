@@ -37,7 +37,7 @@ _Named = tuple[PodRef, str]
 
 @dataclass(frozen=True, slots=True)
 class DriverUse:
-    """What a container uses of a card by the driver's account, in bytes, contexts included."""
+    """The memory of a card that a container uses by the driver's account, in bytes, contexts included."""
 
     pod: PodRef
     container: str
