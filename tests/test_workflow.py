@@ -1,9 +1,7 @@
 """The GitHub workflows run the checks of tox and .ci/run, on the supported versions, without secrets."""
 
 import configparser
-import os
 import re
-import shutil
 import subprocess
 from fnmatch import fnmatch
 from itertools import dropwhile
@@ -20,6 +18,7 @@ from testing.cases import cases
 from testing.needs import NEEDS
 from testing.revision import earlier_commit
 from testing.traces import TRACES
+from tools.rehearse import REGISTRY
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / ".github" / "workflows" / "ci.yaml").read_text()
@@ -233,7 +232,7 @@ def test_a_workflow_may_read_only_and_a_job_says_what_it_may_write(name):
 
 # what stands before a command, or is none: variables, words of the shell
 BEFORE = re.compile(r"\w+=\S*|do|then|sudo|!|if|exec|env")
-HARMLESS = ("skopeo", "tar", "echo", "cat", "awk", "grep", "basename", "for", "done", "fi")
+HARMLESS = ("skopeo", "tar", "echo", "cat", "cmp", "awk", "grep", "basename", "for", "done", "fi")
 """Programs of the runner that fetch nothing, build nothing and start nothing else, and words of the shell."""
 
 
@@ -437,25 +436,75 @@ def test_what_a_job_takes_is_what_another_has_made():
     assert all(any(fnmatch(name, pattern) for name in made) for pattern in taken)
 
 
-def test_a_release_has_alerts_that_name_its_runbooks(tmp_path):
-    (script,) = [
+RELEASE = yaml.safe_load(WORKFLOWS["release"])["jobs"]
+
+
+def before(name):
+    """Returns the jobs that have ended well when the job *name* of the release begins."""
+    needs = RELEASE[name].get("needs", [])
+    direct = {needs} if isinstance(needs, str) else set(needs)
+    return direct.union(*(before(other) for other in direct))
+
+
+def test_everything_is_built_before_anything_is_published():
+    publishing = {name for name, job in RELEASE.items() if rights(job)}
+    building = RELEASE.keys() - publishing
+    assert {"push-image", "push-chart", "publish"} <= publishing
+    assert [name for name in sorted(publishing) if not building <= before(name)] == []
+
+
+def test_the_releases_page_comes_last():
+    assert before("publish") == RELEASE.keys() - {"publish"} - AFTER_THE_RELEASE
+
+
+AFTER_THE_RELEASE = set()
+"""Jobs that do not decide whether there is a release."""
+
+
+def test_each_image_is_started_and_scanned_where_it_was_built():
+    rows = RELEASE["image"]["strategy"]["matrix"]["include"]
+    assert {(row["image"], row["architecture"]) for row in rows} == {
+        (image, architecture)
+        for image in ("hami", "hami-device-plugin")
+        for architecture in ("amd64", "arm64")
+    }
+    for row in rows:
+        assert row["runner"].endswith("-arm") == (row["architecture"] == "arm64")
+    runs = "\n".join(step.get("run", "") for step in RELEASE["image"]["steps"])
+    assert re.search(r"docker run .* built --version", runs)
+    assert runs.index("tools.scan") > runs.index("docker cp")
+    assert "if" not in RELEASE["image"]
+    uploads = [step.get("uses", "").partition("@")[0] for step in RELEASE["image"]["steps"]]
+    assert uploads[-1] == "actions/upload-artifact"
+
+
+def test_images_and_chart_are_signed_and_attested():
+    for job in ("sign", "push-chart"):
+        text = yaml.safe_dump(RELEASE[job])
+        assert "actions/attest-build-provenance@" in text
+        assert re.search(r"cosign@v[\d.]+\s+sign --yes", text)
+
+
+def test_images_are_labeled_with_their_source():
+    text = (ROOT / "Containerfile").read_text()
+    builds = [
         step["run"]
-        for step in yaml.safe_load(WORKFLOWS["release"])["jobs"]["chart"]["steps"]
-        if "runbook" in step.get("name", "")
+        for step in RELEASE["image"]["steps"]
+        if "docker buildx build" in step.get("run", "")
     ]
-    file = "charts/hami/values.yaml"
-    (tmp_path / file).parent.mkdir(parents=True)
-    shutil.copy(ROOT / file, tmp_path / file)
-    place = {"GITHUB_SERVER_URL": "https://example.com", "GITHUB_REPOSITORY": "o/r"}
-    subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        cwd=tmp_path,
-        env=os.environ | place | {"VERSION": "1.2.3"},
-        check=True,
-    )
-    values = yaml.safe_load((tmp_path / file).read_text())
-    url = "https://example.com/o/r/blob/v1.2.3/docs/alerts.md"
-    assert values["prometheus"]["runbookUrl"] == url
+    for argument, label in (("SOURCE", "source"), ("REVISION", "revision")):
+        assert text.count(f'org.opencontainers.image.{label}="${{{argument}}}"') == 2
+        assert all(f'--build-arg "{argument}=' in run for run in builds)
+
+
+def test_a_release_is_rehearsed_every_night_with_the_programs_of_the_release():
+    runs = "\n".join(step.get("run", "") for step in NIGHTLY_JOBS["release"]["steps"])
+    for tool in ("image_index", "stamp", "rehearse", "scan"):
+        assert f"python -m tools.{tool} " in runs
+    assert f"--registry {REGISTRY}\n" in runs
+    versions = re.findall(r"/(crane|osv-scanner)@(\S+)", runs + WORKFLOWS["release"])
+    assert {name for name, _ in versions} == {"crane", "osv-scanner"}
+    assert len(set(versions)) == 2
 
 
 def test_a_release_has_the_version_of_the_package():

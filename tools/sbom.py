@@ -65,11 +65,22 @@ def debian_packages(status: Path, os_release: Path) -> Iterator[Component]:
             )
         qualifiers = (
             f"arch={package['Architecture']}&distro={system.get('VERSION_CODENAME', system['ID'])}"
+            f"{_upstream(package['Source'])}"
         )
         where = f"{system['ID']}/{_quoted(package['Package'])}@{_quoted(package['Version'])}"
         yield _component(
             "library", package["Package"], package["Version"], f"pkg:deb/{where}?{qualifiers}"
         )
+
+
+def _upstream(source: str | None) -> str:
+    """Returns the qualifier with the source package, for which Debian writes its advisories; empty if it has the
+    package's name. *source*: the field of dpkg, ``NAME`` or ``NAME (VERSION)``."""
+    if not source:
+        return ""
+    name, _, number = source.partition(" ")
+    number = number.strip("()")
+    return f"&upstream={_quoted(f'{name}@{number}' if number else name)}"
 
 
 def limiter(folder: Path) -> Iterator[Component]:
