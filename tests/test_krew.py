@@ -18,9 +18,14 @@ STEPS = {
     name: [step["run"] for step in JOBS[name]["steps"] if "run" in step]
     for name in ("kubectl", "krew")
 }
+PLATFORMS = [
+    (row["os"], row["architecture"]) for row in JOBS["kubectl"]["strategy"]["matrix"]["include"]
+]
 ARCHIVES = [
-    JOBS["kubectl"]["env"]["ARCHIVE"].replace("${{ matrix.architecture }}", row["architecture"])
-    for row in JOBS["kubectl"]["strategy"]["matrix"]["include"]
+    JOBS["kubectl"]["env"]["ARCHIVE"]
+    .replace("${{ matrix.os }}", system)
+    .replace("${{ matrix.architecture }}", architecture)
+    for system, architecture in PLATFORMS
 ]
 
 
@@ -66,11 +71,11 @@ def test_each_archive_of_the_release_is_a_platform(printed):
     url = f"https://github.com/owner/name/releases/download/v{__version__}/"
     assert found == [
         (
-            {"os": "linux", "arch": architecture},
+            {"os": system, "arch": architecture},
             url + path.name,
             hashlib.sha256(path.read_bytes()).hexdigest(),
         )
-        for architecture, path in zip(("amd64", "arm64"), paths, strict=True)
+        for (system, architecture), path in zip(PLATFORMS, paths, strict=True)
     ]
 
 
@@ -83,14 +88,24 @@ def test_the_files_are_those_that_the_workflow_packs(printed):
         assert item["files"] == [{"from": name, "to": "."} for name in FILES]
 
 
-def test_the_program_is_made_for_each_python_of_the_package():
+def test_there_is_a_program_for_linux_and_macos_on_both_architectures():
+    assert PLATFORMS == [
+        (system, architecture)
+        for system in ("linux", "darwin")
+        for architecture in ("amd64", "arm64")
+    ]
+
+
+def test_the_program_brings_the_python_for_which_its_packages_are():
     (made,) = [run for run in STEPS["kubectl"] if run.startswith("pex ")]
-    classified = re.findall(r"Python :: (3\.\d+)", (ROOT / "setup.cfg").read_text())
-    assert re.findall(r"--python python(3\.\d+)", made) == classified
     (setup,) = [
         step["with"] for step in JOBS["kubectl"]["steps"] if "setup-python" in step.get("uses", "")
     ]
-    assert sorted(setup["python-version"].split()) == classified
+    minor = setup["python-version"]
+    assert f"Python :: {minor}\n" in (ROOT / "setup.cfg").read_text()
+    assert f"--python python{minor} " in made
+    assert f"--scie-python-version {minor}." in made
+    assert re.search(r"--scie eager --scie-only --scie-pbs-release \d{8} ", made)
     assert f"--script {FILES[0]} " in made
     assert f"--output-file {FILES[0]} " in made
     assert f"{FILES[0]} = hami.cli.kubectl:console_script" in (ROOT / "setup.cfg").read_text()

@@ -28,7 +28,7 @@ Shows which devices are free, who holds the others, and why a pod waits, in clus
 the upstream project from v2.4 on. Only resize writes to the cluster.
 """
 CAVEATS = """\
-Python 3.11 or later has to be installed. The first call unpacks the program into the folder of your caches.
+The first call unpacks the program, with its Python, into the folder of your caches. On Windows, use it in WSL.
 """
 
 
