@@ -14,8 +14,9 @@ from click.testing import CliRunner
 
 from hami import __version__
 from testing.cases import cases
-from tools import image_index, rehearse, scan, stamp
+from tools import image_index, rehearse, scan, site_versions, stamp
 from tools.sbom import debian_packages
+from tools.site import missing_files
 
 pytestmark = pytest.mark.files
 ROOT = Path(__file__).parent.parent
@@ -273,6 +274,68 @@ def test_an_address_that_cannot_be_used_is_named(checkout, option, said):
     done = stamped(option)
     assert done.exit_code == 2
     assert said in done.output
+
+
+def test_the_site_knows_its_address_if_it_is_given(checkout):
+    stamped("--site=https://o.github.io/r")
+    site = (checkout / "mkdocs.yml").read_text()
+    assert f"\nsite_url: https://o.github.io/r/{__version__}/\n" in site
+    assert "provider: mike" in site
+
+
+# -- site_versions
+
+
+def test_the_sites_of_versions_are_beside_each_other_and_the_newest_is_shown(tmp_path):
+    (tmp_path / "built").mkdir()
+    (tmp_path / "sites").mkdir()
+    for version in ("1.9.0", "1.10.0", "1.8.7"):
+        (tmp_path / "built" / "index.html").write_text(version)
+        names = site_versions.add(tmp_path / "sites", tmp_path / "built", version)
+    assert names == ["1.10.0", "1.9.0", "1.8.7"]
+    listed = json.loads((tmp_path / "sites" / "versions.json").read_text())
+    assert [entry["version"] for entry in listed] == names
+    assert "url=1.10.0/" in (tmp_path / "sites" / "index.html").read_text()
+    assert [(tmp_path / "sites" / name / "index.html").read_text() for name in names] == names
+
+
+def test_a_site_that_is_made_again_replaces_its_predecessor(tmp_path):
+    (tmp_path / "built").mkdir()
+    (tmp_path / "sites" / "1.0.0").mkdir(parents=True)
+    (tmp_path / "sites" / "1.0.0" / "old.html").write_text("old")
+    assert site_versions.add(tmp_path / "sites", tmp_path / "built", "1.0.0") == ["1.0.0"]
+    assert not (tmp_path / "sites" / "1.0.0" / "old.html").exists()
+
+
+# -- site
+
+
+@cases(
+    "page, said",
+    ("image", '<img src="none.png">', ["page.html: is not there: none.png"]),
+    ("link", '<a href="../none/">', ["page.html: is not there: ../none/"]),
+    (
+        "script from elsewhere",
+        '<script src="https://example.com/x.js"></script>',
+        ["page.html: comes from elsewhere: https://example.com/x.js"],
+    ),
+    (
+        "style from elsewhere",
+        '<link rel="stylesheet" href="//example.com/x.css">',
+        ["page.html: comes from elsewhere: //example.com/x.css"],
+    ),
+    (
+        "all there",
+        '<img src="a%20b.png"><a href="folder/#x"></a><a href="#x"></a><a href="https://x"></a>',
+        [],
+    ),
+)
+def test_a_site_lacks_nothing_that_its_pages_refer_to(tmp_path, page, said):
+    (tmp_path / "page.html").write_text(page)
+    (tmp_path / "a b.png").write_text("")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "index.html").write_text("")
+    assert missing_files(tmp_path) == said
 
 
 # -- rehearse

@@ -285,6 +285,11 @@ def helm_is_pinned(verbs, options):
     return verbs[0] in ("registry", "push")
 
 
+def git_is_pinned(verbs, options):
+    """Files are committed and pushed as they are: a new repository has no hooks."""
+    return bool({"init", "add", "commit", "push"} & set(verbs[:3]))
+
+
 def gh_is_pinned(verbs, options):
     return verbs[0] == "release"
 
@@ -294,6 +299,7 @@ RULES = {
     "go": go_is_pinned,
     "docker": docker_is_pinned,
     "helm": helm_is_pinned,
+    "git": git_is_pinned,
     "gh": gh_is_pinned,
 }
 
@@ -365,6 +371,8 @@ def test_a_job_that_may_write_to_the_repository_or_a_registry_has_no_sources():
         "helm package charts/hami",
         "helm dependency update x",
         "gh extension install x",
+        "git clone https://x",
+        "git submodule update",
         "echo x\npip install y",
         "for x in y; do pip install x; done",
         "A=b pip install x",
@@ -457,7 +465,7 @@ def test_the_releases_page_comes_last():
     assert before("publish") == RELEASE.keys() - {"publish"} - AFTER_THE_RELEASE
 
 
-AFTER_THE_RELEASE = set()
+AFTER_THE_RELEASE = {"pages"}
 """Jobs that do not decide whether there is a release."""
 
 

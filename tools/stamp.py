@@ -22,6 +22,7 @@ __all__ = ["FILES", "Release", "main", "stamp"]
 ROOT = Path(__file__).parents[1]
 VERSION = re.compile(r'^__version__ = "(.+)"$', re.MULTILINE)
 REGISTRY = re.compile(r"[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)*")
+SITE = re.compile(r"(https://[\w.-]+(/[\w.-]+)*/?)?")
 DIGEST = re.compile(r"[a-z-]+=sha256:[0-9a-f]{64}")
 UNTIL_PUBLISHED = """\
  There is no public one:
@@ -35,12 +36,16 @@ IN_A_CHECKOUT = (
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Where *version* is published. *repository*: its address. *registry*: no scheme. *images*: digests by name."""
+    """Where *version* is published. *repository*: its address. *registry*: no scheme. *images*: digests by name.
+
+    *site*: where the sites of all versions are; empty if that is not known.
+    """
 
     version: str
     repository: str
     registry: str
     images: Mapping[str, str] = field(default_factory=dict)
+    site: str = ""
 
     @property
     def sources(self) -> str:
@@ -101,10 +106,12 @@ def in_package(text: str, release: Release) -> str:
 
 
 def in_site(text: str, release: Release) -> str:
-    """Returns the site's configuration with the repository, and a link on each page with which it is edited."""
-    before = "theme:\n"
-    after = f"repo_url: {release.repository}\nedit_uri: edit/main/\n{before}"
-    text = _replaced(text, before, after)
+    """Returns the site's configuration with the repository, a menu of versions, and links that edit pages."""
+    added = f"repo_url: {release.repository}\nedit_uri: edit/main/\n"
+    added += "extra: {version: {provider: mike}}\n"  # whose file tools/site_versions.py writes
+    if release.site:
+        added += f"site_url: {release.site.rstrip('/')}/{release.version}/\n"
+    text = _replaced(text, "theme:\n", f"{added}theme:\n")
     return _replaced(text, "  features: [", "  features: [content.action.edit, ")
 
 
@@ -163,10 +170,11 @@ def _matching(pattern: re.Pattern[str], shape: str) -> Callable[..., str | tuple
     callback=_matching(DIGEST, "NAME=sha256:…"),
     help="An image, by the digest under which it is published; may be repeated.",
 )
-def main(repository: str, server: str, registry: str, images: tuple[str, ...]) -> None:
+@click.option("--site", default="", callback=_matching(SITE, "https://…"), help="Of the docs.")
+def main(repository: str, server: str, registry: str, images: tuple[str, ...], site: str) -> None:
     version = VERSION.findall((ROOT / "hami" / "__init__.py").read_text())[0]
     digests = dict(image.split("=", 1) for image in images)
-    stamp(ROOT, Release(version, f"{server}/{repository}", registry, digests))
+    stamp(ROOT, Release(version, f"{server}/{repository}", registry, digests, site))
 
 
 if __name__ == "__main__":
