@@ -37,6 +37,10 @@ PAGES = (
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SUPPORT.md",
+    "MAINTAINERS.md",
+    "GOVERNANCE.md",
+    "ROADMAP.md",
+    "ADOPTERS.md",
     "examples/README.md",
 )
 DOCS = [*(ROOT / page for page in PAGES), *sorted((ROOT / "docs").glob("*.md"))]
