@@ -428,7 +428,11 @@ def build_missing(go: str, pins: Pins, targets: list[Path], say: Callable[[str],
             )
         reaper.remove_leftovers(folder.parent, SCRATCH)
         for position, target in enumerate(missing, 1):
-            say(f"  {position}/{len(missing)} {target.name} is being built")
+            # a terminal shows only the latest line
+            say(
+                f"  {position}/{len(missing)} {target.name} is being built: "
+                f"{pins.name} {pins.version} is compiled once, later runs have it"
+            )
             started = time.monotonic()
             build_one(go, pins, target)
             say(f"  {position}/{len(missing)} {target.name}: {time.monotonic() - started:.0f} s")

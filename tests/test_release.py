@@ -241,6 +241,14 @@ def test_the_page_of_a_stamped_chart_installs_the_published_one(checkout):
         assert old not in text
 
 
+def test_a_stamped_chart_says_what_is_published(checkout):
+    stamped()
+    folder = checkout / "charts/hami/templates"
+    notes = (folder / "NOTES.txt").read_text()
+    assert f"`kubectl hami` is on {ADDRESS}/releases/tag/v{__version__}. Without it" in notes
+    assert "public" not in (folder / "_images.tpl").read_text()
+
+
 def test_a_stamped_package_and_site_name_the_repository(checkout):
     stamped()
     setup = configparser.ConfigParser()

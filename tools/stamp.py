@@ -78,6 +78,19 @@ def in_chart(text: str, release: Release) -> str:
     return _replaced(text, "annotations:\n", "annotations:\n" + "\n".join(lines) + "\n")
 
 
+def in_notes(text: str, release: Release) -> str:
+    """Returns the chart's notes with where a release has `kubectl hami`."""
+    there = f"is on {release.repository}/releases/tag/v{release.version}."
+    return _replaced(text, "comes from the checkout that has this chart: pip install .", there)
+
+
+def in_images(text: str, release: Release) -> str:
+    """Returns the templates of images: without a registry, the message does not deny that there is a public one."""
+    return _replaced(
+        text, "has no registry, and there is no public one: set", "has no registry: set"
+    )
+
+
 def in_chart_readme(text: str, release: Release) -> str:
     """Returns the chart's page with commands that take the published chart."""
     text = _replaced(text, IN_A_CHECKOUT, f"{release.chart} -n kube-system --reuse-values")
@@ -119,6 +132,8 @@ FILES: dict[str, Callable[[str, Release], str]] = {
     "charts/hami/values.yaml": in_values,
     "charts/hami/Chart.yaml": in_chart,
     "charts/hami/README.md": in_chart_readme,
+    "charts/hami/templates/NOTES.txt": in_notes,
+    "charts/hami/templates/_images.tpl": in_images,
     "setup.cfg": in_package,
     "mkdocs.yml": in_site,
 }
