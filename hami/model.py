@@ -44,6 +44,7 @@ class Immovable(enum.StrEnum):
     """Why a pod stays where it is. The first reason that applies is shown."""
 
     PRIORITY = "HigherPriority"
+    SIBLING = "SameController"
     ENDING = "NotRunning"
     NODE_AGENT = "NodeAgent"
     NO_CONTROLLER = "NoController"
@@ -528,6 +529,7 @@ class Pod:
     preemptor: str = ""  # the uid of that pod, unless kube-scheduler evicts
     evicted_with: EvictedTogether | None = None  # the pods that are evicted together then
     claim: str = ""  # the name of the claim that the scheduler makes for it
+    other_claims: bool = False  # it names claims that the scheduler does not make for it
     claim_problem: str = ""  # why what its containers request by that claim cannot be read
     controller: str = ""  # the uid of the object that controls it
     # kind and name of that object, or of the Deployment or CronJob that controls it in turn

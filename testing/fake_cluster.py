@@ -359,12 +359,17 @@ class FakeCluster:
 
         self._do("evict", effect, ref=ref, grace_s=grace_s)
 
-    def request_eviction(self, ref: PodRef) -> None:
+    def request_eviction(self, ref: PodRef, *, dry_run: bool = False) -> None:
         def effect():
             self._same(ref)
-            self.delete_pod(ref.namespace, ref.name)
+            if not dry_run:
+                self.delete_pod(ref.namespace, ref.name)
 
-        self._do("request_eviction", effect, ref=ref)
+        self._do("request_eviction", effect, ref=ref, dry_run=dry_run)
+
+    def bound_pods(self):
+        bound = [pod for pod in self.pods.values() if pod.node_name]
+        return self._do("bound_pods", lambda: bound)
 
     def disruption_budgets(self) -> list[DisruptionBudget]:
         return self._do("disruption_budgets", lambda: list(self.budgets))

@@ -21,6 +21,8 @@ from hami.scheduler.controller import Controller
 from hami.scheduler.filter import NodeFilter
 from hami.scheduler.lock_states import LockStates
 from hami.scheduler.locks import NodeLocks
+from hami.scheduler.move_planner import MovePlanner
+from hami.scheduler.mover import Mover
 from hami.scheduler.planner import PreemptionPlanner
 from hami.scheduler.preempt import PreemptionFilter
 from hami.scheduler.preemption import Preemptor
@@ -93,6 +95,8 @@ class RecordedMetrics:
         self.remediations = []
         self.remediation = self.remediations.append
         self.resize = self.resizes.append
+        self.moves = []
+        self.move = self.moves.append
         self.preemption, self.preemptor_bound = self.preemptions.append, self.bound_after.append
 
     def evicted(self, pods):
@@ -322,6 +326,22 @@ class Replica:
             leads=self.leadership.leads,
             clock=clock,
             claimed=claimed,
+        )
+        self.mover = Mover(
+            self.cluster,
+            self.cache,
+            self.events,
+            settings,
+            MovePlanner(
+                self.cluster,
+                self.cache,
+                min_runtime_s=settings.preemption_min_runtime,
+                clock=clock,
+                now=clock.now,
+            ),
+            self.metrics,
+            leads=self.leadership.leads,
+            clock=clock,
         )
         self.cursors = {"nodes": 0, "pods": 0}
         self.relist()

@@ -260,7 +260,7 @@ def _moves_for(
 
     def found(budgets: Sequence[DisruptionBudget]) -> int:
         limits = MoveLimits(seconds=EXPLAIN_S, cascades=False)
-        movable = movables(cluster, budgets, pod.priority)
+        movable = movables(cluster, budgets, pod)
         return len(find_moves(cluster, pod, movable, limits, time.monotonic).moves)
 
     moves = found(())

@@ -98,7 +98,7 @@ def capacity_command(
     }
     text = [render_capacity(title, nodes, free, style)]
     if defragment:
-        movable = movables(cluster, client.budgets(), pod.priority, limits.pop("min_runtime"))
+        movable = movables(cluster, client.budgets(), pod, limits.pop("min_runtime"))
         report = find_moves(cluster, pod, movable, MoveLimits(**limits), time.monotonic)
         document["defragmentation"] = report
         text += ["", render_moves(report)]

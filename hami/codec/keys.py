@@ -63,9 +63,12 @@ DO_NOT_MOVE = "hami.io/do-not-move"
 # of cluster-autoscaler, on a pod: whether it may be evicted, and its local volumes (names) that may be lost
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 SAFE_VOLUMES = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
+# a label of a pod that waits: how many other pods may be moved so that it fits
+MAKE_ROOM = "hami.io/make-room"
+MOVES = "hami.io/moves"  # by the scheduler, on such a pod: the moves that are being made
 MOVE_KEYS = (DO_NOT_MOVE, SAFE_TO_EVICT, SAFE_VOLUMES)
 
-SCHEDULERS_ALONE = frozenset({RESIZED, RESIZE_TARGET, RESIZE_STATUS})
+SCHEDULERS_ALONE = frozenset({RESIZED, RESIZE_TARGET, RESIZE_STATUS, MOVES})
 """Keys of pods that device plugins may not write, not even on their own node."""
 SCHEDULER_OWNED = SCHEDULERS_ALONE | {
     ASSIGNED_NODE,

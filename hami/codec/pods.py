@@ -303,6 +303,7 @@ def _pod(wire: _Pod, size: int = 0) -> Pod:
         preemptor=preemptor,
         evicted_with=evicted_with,
         claim=claim,
+        other_claims=_has_other_claims(wire, claim),
         claim_problem=claim_problem,
         controller=sys.intern(controller.uid),
         workload=_workload(meta),
@@ -318,6 +319,13 @@ def _pod(wire: _Pod, size: int = 0) -> Pod:
         overhead=_of_pod(spec.overhead),
         size=size,
     )
+
+
+def _has_other_claims(wire: _Pod, claim: str) -> bool:
+    """Reports whether the pod has claims beside the one that the scheduler makes, whose name is *claim*."""
+    if wire.status.extended_resource_claim_status is not None:
+        return True
+    return len(wire.spec.resource_claims) > (1 if claim else 0)
 
 
 def _of_pod(wire: Quantities) -> Mapping[str, str]:

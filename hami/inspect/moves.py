@@ -82,10 +82,10 @@ class Movables:
 def movables(
     cluster: InspectedCluster,
     budgets: Sequence[DisruptionBudget],
-    priority: int | None,
+    waiting: Pod | None,
     min_runtime_s: float = 0.0,
 ) -> Movables:
-    """Returns the pods of *cluster* that may be moved for a pod of *priority*; ``None``: for any pod."""
+    """Returns the pods of *cluster* that may be moved for the pod *waiting*; ``None``: for any pod."""
     claiming = set[str]()
     for uid, claims in cluster.claims_by_pod.items():
         pod = cluster.pods.get(uid)
@@ -103,7 +103,7 @@ def movables(
         pod = cluster.pods.get(uid)
         if pod is None:
             continue
-        reason = rules.why_stays(pod, priority)
+        reason = rules.why_stays(pod, waiting)
         if reason is None and not requests_devices(cluster.vendors, pod.containers):
             reason = Immovable.ENDING
         if reason is None:

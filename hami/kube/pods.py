@@ -21,7 +21,7 @@ from hami.codec.times import render_time
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.kube.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH
 from hami.kube.calls import NO_EDITS, Calls, Edits, as_json, deletion_of, path_of
-from hami.kube.pages import parse_page
+from hami.kube.pages import parse_page, read_pages
 from hami.model import OwnerRef, Pod, PodRef
 
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
@@ -70,6 +70,13 @@ class Pods(Calls):
     def pods_labeled(self, namespace: str, selector: str) -> list[Pod]:
         """Returns the pods of *namespace* whose labels match *selector*. Raises also: MalformedInput."""
         return self._pods(path_of("pods", namespace), {"labelSelector": selector})
+
+    def bound_pods(self) -> Iterator[Pod]:
+        """Yields all pods that are bound, page by page. Raises also: MalformedInput."""
+        query = {"fieldSelector": "spec.nodeName!="}
+        for page in read_pages(self._api.request, "pods", path_of("pods", None), query):
+            for item in page.items:
+                yield parse_pod(item)
 
     def annotate_pod(
         self,
@@ -178,16 +185,20 @@ class Pods(Calls):
             body=as_json(deletion_of(ref.uid) | {"gracePeriodSeconds": grace_s}),
         )
 
-    def request_eviction(self, ref: PodRef) -> None:
-        """Evicts exactly this pod, in one attempt, unless a PodDisruptionBudget does not permit it.
+    def request_eviction(self, ref: PodRef, *, dry_run: bool = False) -> None:
+        """Evicts exactly this pod, in one attempt, unless a PodDisruptionBudget does not permit it. *dry_run*: only
+        asks whether that is permitted.
 
         Raises: NotFound; Conflict if another pod has that name now; ClusterError 429, which names the budget.
         """
+        options = deletion_of(ref.uid)
+        if dry_run:
+            options["dryRun"] = ["All"]
         eviction = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"namespace": ref.namespace, "name": ref.name},
-            "deleteOptions": deletion_of(ref.uid),
+            "deleteOptions": options,
         }
         path = path_of("pods", ref.namespace, ref.name)
         self._api.request("POST", f"{path}/eviction", body=as_json(eviction))
@@ -211,6 +222,12 @@ class Pods(Calls):
                 body=as_json({"metadata": meta, "status": status}),
                 content_type=content_type,
             )
+
+
+def is_budget_refusal(error: ClusterError) -> bool:
+    """Reports whether a PodDisruptionBudget does not permit an eviction now; 429 alone may be an API server that is
+    busy."""
+    return error.status == 429 and "disruption budget" in str(error)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """Metrics of the scheduler itself: durations of verbs, refusals, age of the cache, leadership.
 
 Events are counted by calls, which must be cheap. State is read when Prometheus scrapes. All names begin with
-``hami_scheduler_``, but for those of waiting pods, and ``hami_remediations_total``, which belongs to the metrics of the
-devices' health.
+``hami_scheduler_``, but for those of waiting pods, ``hami_moves_total``, and ``hami_remediations_total``, which belongs
+to the metrics of the devices' health.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ REMEDIATION_RESULTS = (
     "protected",
     "failed",
 )
+MOVE_RESULTS = ("moved", "stopped", "none")
 RESIZE_OUTCOMES = ("booked", "applied", "deferred", "infeasible", "failed")
 OUTCOMES = ("ok", "refused", "error")
 SECONDS = (
@@ -204,6 +205,12 @@ class Metrics:
             ("result",),
             registry=registry,
         )
+        self._moves = Counter(
+            "hami_moves",
+            "Moves of pods that make room for others by what became of them",
+            ("result",),
+            registry=registry,
+        )
         # a series that exists from the start shows its first increase
         for labels in itertools.product(VERBS, OUTCOMES):
             self._durations.labels(*labels)
@@ -215,6 +222,8 @@ class Metrics:
             self._resizes.labels(outcome)
         for result in REMEDIATION_RESULTS:
             self._remediations.labels(result)
+        for result in MOVE_RESULTS:
+            self._moves.labels(result)
 
     def observe(self, verb: str, outcome: str, seconds: float) -> None:
         """Records that *verb* (one of VERBS) ended with *outcome* (one of OUTCOMES)."""
@@ -247,6 +256,10 @@ class Metrics:
     def remediation(self, result: str) -> None:
         """Counts a pod on a device that harms it; *result* is one of REMEDIATION_RESULTS."""
         self._remediations.labels(result).inc()
+
+    def move(self, result: str) -> None:
+        """Counts a move, or a pod for which there is none; *result* is one of MOVE_RESULTS."""
+        self._moves.labels(result).inc()
 
     def preempted_in_vain(self) -> None:
         """Counts evictions after which their pod did not get the devices."""

@@ -68,7 +68,7 @@ class PreemptionFilter:
         All nodes remain if *pod* requests no device. Nodes that are not known, those after the first MAX_NODES, and
         those with victims on other nodes do not remain. While others are evicted for it already, only their node does,
         with the victims that were asked for; none does where these have ended for kube-scheduler, and our watch is
-        late.
+        late, nor while others are moved for it.
         Raises: HamiError; then nobody may be evicted.
         """
         # there may have been no filter before
@@ -107,6 +107,8 @@ class PreemptionFilter:
         """Returns the nodes that *pod* fits without their victims."""
         view = self._store.view()
         promise = self._store.preemptions.promise_for(pod.ref.uid)
+        if promise is not None and promise.one_by_one:
+            return {}
         if promise is not None:
             uids = victims.get(promise.node, ())
             ended = {planned_uid(pod.ref.uid), *promise.victims, *uids}

@@ -40,6 +40,8 @@ from hami.scheduler.leadership import Leadership
 from hami.scheduler.lock_states import LockStates, WatchedNodes
 from hami.scheduler.locks import NodeLocks
 from hami.scheduler.metrics import Metrics, MetricSources
+from hami.scheduler.move_planner import MovePlanner
+from hami.scheduler.mover import Mover
 from hami.scheduler.planner import PreemptionPlanner
 from hami.scheduler.preempt import PreemptionFilter
 from hami.scheduler.preemption import Preemptor
@@ -183,6 +185,27 @@ class SchedulerProgram:
             claimed=claimed,
         )
 
+        def paced() -> float:
+            planner.leave_to_requests()
+            return clock()
+
+        self._mover = Mover(
+            self._cluster,
+            self._store,
+            self._events,
+            settings,
+            MovePlanner(
+                self._cluster,
+                self._store,
+                min_runtime_s=settings.preemption_min_runtime,
+                clock=paced,
+                now=utc_now,
+            ),
+            self._metrics,
+            leads=self._leadership.leads,
+            clock=clock,
+        )
+
         usage = self._usage(pods, registry)
 
         # Certificate and exporter
@@ -191,7 +214,7 @@ class SchedulerProgram:
         self._exporter = Exporter(registry, settings.metrics_bind_address, self._families)
         parts = [
             Part(FreezeGc(self._watches.is_synced)),
-            Part(self._controller, self._preemptor, self._resizer, remediation),
+            Part(self._controller, self._preemptor, self._resizer, remediation, self._mover),
             usage,
             certificate,
             claims,
@@ -241,6 +264,7 @@ class SchedulerProgram:
         for ref in self._store.filtering.assume_nominated():
             log.info("devices reserved again for a pod that is being bound", extra={"pod": ref})
         self._preemptor.take_over()
+        self._mover.take_over()
 
     def _usage(self, pods: Sink[Pod], registry: CollectorRegistry) -> Part | None:
         """Returns what records usage; ``None`` if nobody follows *pods* for it."""

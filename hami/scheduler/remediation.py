@@ -18,6 +18,7 @@ from hami.codec.keys import DEVICE_HEALTH, PREEMPTIBLE
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
+from hami.kube.pods import is_budget_refusal
 from hami.model import Device, PodRef
 from hami.runtime.once import OncePerKey
 from hami.runtime.tasks import Task
@@ -208,7 +209,7 @@ class Remediation(Task):
         except (NotFound, Conflict):
             return False  # it is gone
         except ClusterError as error:
-            if error.status == 429 and "disruption budget" in str(error):
+            if is_budget_refusal(error):
                 self._tell(harmed, _BUDGET)
                 return True
             self._resume_at = self._clock() + RETRY_S

@@ -29,6 +29,7 @@ SELF_SIGNED_FILE = "tls.pem"
 PREEMPTION = ("on", "off", "strict")
 OWNED, NONE = "owned", "none"
 EVICT = "evict"
+ADVISE, APPLY = "advise", "apply"
 
 DAY_S = 86_400.0
 MAX_USAGE_INTERVAL_S = 600.0  # a longer time without a record is a gap
@@ -275,6 +276,22 @@ class RepairSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MoveSettings:
+    """Whether pods are moved to make room for others."""
+
+    defragment: Annotated[
+        str,
+        choice("mode", NONE, ADVISE, APPLY),
+        Flag(
+            "--defragment",
+            "What happens if somebody with the right asks by a label that other pods are moved so "
+            "that a pod fits: none; advise, an event says how many moves that takes; or apply, "
+            "they are moved, one after the other.",
+        ),
+    ] = ADVISE
+
+
+@dataclass(frozen=True, kw_only=True)
 class UsageSettings:
     """Whether and how it is recorded who has held how much of the devices."""
 
@@ -324,6 +341,7 @@ class Settings(
     PlacementSettings,
     PreemptionSettings,
     RepairSettings,
+    MoveSettings,
     UsageSettings,
     LeaderElectionSettings,
     ClusterSettings,

@@ -29,6 +29,7 @@ _NO_CHOICE = (-1, frozenset[str]())
 
 MEANINGS: Mapping[Immovable, str] = {
     Immovable.PRIORITY: "a higher priority than the pod that waits",
+    Immovable.SIBLING: "of the controller of the pod that waits",
     Immovable.ENDING: "not running, or about to end",
     Immovable.NODE_AGENT: "of a DaemonSet, or run by the node itself",
     Immovable.NO_CONTROLLER: "no controller makes them again",
@@ -55,11 +56,15 @@ class MoveRules:
     budgets: Sequence[DisruptionBudget] = ()
     claiming: Collection[str] = ()
 
-    def why_stays(self, pod: Pod, priority: int | None = None) -> Immovable | None:
-        """Returns why *pod* stays where it is; ``None`` if it may be moved. *priority*: that of the pod for which it is
-        moved, ``None`` if it is moved for no certain one."""
-        if priority is not None and pod.priority > priority:
+    def why_stays(self, pod: Pod, waiting: Pod | None = None) -> Immovable | None:
+        """Returns why *pod* stays where it is; ``None`` if it may be moved. *waiting*: the pod for which it is moved,
+        ``None`` if it is moved for no certain one."""
+        if waiting is not None and pod.priority > waiting.priority:
             return Immovable.PRIORITY
+        if waiting is not None and pod.controller and pod.controller == waiting.controller:
+            return (
+                Immovable.SIBLING
+            )  # one could not tell whose place the controller's next pod takes
         if pod.is_terminated or pod.deleting or not pod.node_name or pod.preempted:
             return Immovable.ENDING
         return _by_owner(pod) or _by_author(pod) or self._by_cluster(pod)
@@ -67,7 +72,7 @@ class MoveRules:
     def _by_cluster(self, pod: Pod) -> Immovable | None:
         if pod.group:
             return Immovable.GANG
-        if pod.ref.uid in self.claiming:
+        if pod.other_claims or pod.ref.uid in self.claiming:
             return Immovable.CLAIMS
         if _has_data(pod):
             return Immovable.LOCAL_STORAGE

@@ -136,9 +136,16 @@ class MoveSearch:
     """Searches moves among the pods *movable*, by uid, on the nodes *names*. *clock* is monotonic."""
 
     def __init__(
-        self, names: Sequence[str], movable: Mapping[str, Pod], clock: Callable[[], float]
+        self,
+        names: Sequence[str],
+        movable: Mapping[str, Pod],
+        clock: Callable[[], float],
+        *,
+        offered: Collection[str] | None = None,
     ) -> None:
+        """*offered*: the nodes that the waiting pod may get, if not all."""
         self._names = names
+        self._offered = names if offered is None else [name for name in names if name in offered]
         self._movable = movable
         self._clock = clock
         self._requests: dict[str, PodRequest | None] = {}
@@ -181,7 +188,7 @@ class MoveSearch:
         """Returns the fewest moves, at most *limit*, without those of the pods *protected*. Raises: _TimeOver."""
         for total in range(1, limit + 1):
             for size in range(1, total) if kind is _Kind.CASCADES else (total,):
-                for node, victims in self._candidates(view, pod, size, protected):
+                for node, victims in self._candidates(view, pod, size, kind, protected):
                     self._check_time()
                     budget = _Budget(kind, total - size, protected | victims)
                     found = self._leave(view, pod, node, victims, budget)
@@ -190,7 +197,7 @@ class MoveSearch:
         return None
 
     def _candidates(
-        self, view: View, pod: Pod, size: int, protected: frozenset[str]
+        self, view: View, pod: Pod, size: int, kind: _Kind, protected: frozenset[str]
     ) -> Iterator[tuple[str, frozenset[str]]]:
         """Yields nodes with sets of *size* victims that may make room for *pod*, those that hold least first."""
         request = view.request_of(pod)
@@ -198,7 +205,7 @@ class MoveSearch:
             return
         needs = _Needs(request, requested(pod), not pod.node_terms)
         found: list[_Weighed] = []
-        for name in self._names:
+        for name in self._names if kind is _Kind.BEFORE else self._offered:
             self._check_time()
             if not is_eligible(pod, name, view.labels_of(name)):
                 continue
@@ -356,6 +363,46 @@ def carried_out(
     view = view.what_if(without=[planned_uid(pod.ref.uid)])
     choice = choose_with_room(view, pod, [plan.node])
     return None if choice is None else dry_run.placed(view, pod, choice)
+
+
+@dataclass(frozen=True, slots=True)
+class MoveObstacle:
+    """Why moves do not come out. *uid*: the pod that has no place; ``None``: the waiting pod has none on its node."""
+
+    uid: str | None
+
+
+def proven_moves(
+    view: View,
+    pod: Pod,
+    node: str,
+    movable: Mapping[str, Pod],
+    names: Sequence[str],
+) -> tuple[PodMove, ...] | MoveObstacle:
+    """Returns the moves of the pods *movable* (by uid, in order) after which *pod* fits *node*, each placed by the
+    decision among the nodes *names*, or why there are none."""
+    there: list[str] = []
+    for uid in movable:
+        if _is_on(view, uid, node):
+            there.append(uid)
+    promise = promised(view, pod, node, there)
+    if promise is None:
+        return MoveObstacle(None)
+    moves: list[PodMove] = []
+    for uid, moved in movable.items():
+        booking = view.booking(uid)
+        if uid in there:
+            there.remove(uid)
+        view = held(view, promise, there, ended=[uid])
+        choice = choose_with_room(view, moved, names)
+        if booking is None or choice is None:
+            return MoveObstacle(uid)
+        moves.append(PodMove(uid, booking.node, choice.node))
+        view = dry_run.placed(view, moved, choice)
+    view = view.what_if(without=[planned_uid(pod.ref.uid)])
+    if choose_with_room(view, pod, [node]) is None:
+        return MoveObstacle(None)
+    return tuple(moves)
 
 
 def promised(view: View, pod: Pod, node: str, victims: Collection[str]) -> Promise | None:

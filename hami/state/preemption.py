@@ -123,11 +123,11 @@ class Preemptions:
             self._state.ended_plans.clear()
 
     def ended(self) -> list[tuple[Promise, PromiseEnd]]:
-        """Returns the plans that have ended since the last call, and how."""
+        """Returns the plans that have ended since the last call, and how, without those of moves."""
         with self._state.lock:
-            ended = list(self._state.ended_plans)
+            ended = self._state.ended_plans[:]
             self._state.ended_plans.clear()
-            return ended
+            return [(plan, how) for plan, how in ended if not plan.one_by_one]
 
     def under_way(self) -> list[PlanUnderWay]:
         """Returns the plans for pods without a promise for which others are evicted, by an earlier leader or by
@@ -153,36 +153,46 @@ class Preemptions:
     def _make(self, pod: Pod, plan: PreemptionPlan, units: Units) -> Promise | None:
         """Returns the promise that *plan* makes to *pod* once the pods of *units* have ended; ``None`` if it cannot be
         carried out any more."""
-        state, decisions = self._state, self._decisions
-        uid = pod.ref.uid
-        if state.promises.assumed(uid) is not None:
+        if not all(is_running(self._state, victim) for victim in plan.uids):
             return None
-        if state.waits_no_longer(uid):
-            return None
-        if not has_room_for(state.promises.plans(), pod):
-            return None
-        if not all(self._is_running(victim) for victim in plan.uids):
-            return None
-        leaving = frozenset[str]().union(*units)
-        view = decisions.view_without(pod, plan.node, leaving)
-        choice = dry_run.choose(view, pod, [plan.node])
-        if choice is None:
-            return None
-        until = state.clock() + min(self._grace_s(leaving), MAX_GRACE_S) + PLAN_S
-        return planned_promise(view, pod, choice, units, until)
+        return make_promise(self._state, self._decisions, pod, plan.node, units)
 
-    def _is_running(self, uid: str) -> bool:
-        record = self._state.pods.get(uid)
-        return record is not None and bool(record.node) and not record.terminated
 
-    def _grace_s(self, uids: Collection[str]) -> int:
-        """Returns the seconds after which the last of the pods has ended."""
-        grace_s = 0
-        for uid in uids:
-            record = self._state.pods.get(uid)
-            if record is not None:
-                grace_s = max(grace_s, record.traits.grace_s)
-        return grace_s
+def make_promise(
+    state: State, decisions: Decisions, pod: Pod, node: str, units: Units
+) -> Promise | None:
+    """Returns the promise to *pod* of what it needs on *node* once the pods of *units* have ended; ``None`` if it does
+    not wait for that, or does not fit there then. It is not booked yet."""
+    uid = pod.ref.uid
+    if state.promises.assumed(uid) is not None:
+        return None
+    if state.waits_no_longer(uid):
+        return None
+    if not has_room_for(state.promises.plans(), pod):
+        return None
+    leaving = frozenset[str]().union(*units)
+    view = decisions.view_without(pod, node, leaving)
+    choice = dry_run.choose(view, pod, [node])
+    if choice is None:
+        return None
+    until = state.clock() + min(_grace_s(state, leaving), MAX_GRACE_S) + PLAN_S
+    return planned_promise(view, pod, choice, units, until)
+
+
+def is_running(state: State, uid: str) -> bool:
+    """Reports whether the pod is bound and has not terminated."""
+    record = state.pods.get(uid)
+    return record is not None and record.is_running
+
+
+def _grace_s(state: State, uids: Collection[str]) -> int:
+    """Returns the seconds after which the last of the pods has ended."""
+    grace_s = 0
+    for uid in uids:
+        record = state.pods.get(uid)
+        if record is not None:
+            grace_s = max(grace_s, record.traits.grace_s)
+    return grace_s
 
 
 def has_room_for(plans: Sequence[Promise], pod: Pod) -> bool:

@@ -86,8 +86,12 @@ class Promise:
 
     units: tuple[frozenset[str], ...] = ()
     """The uids of the victims, by those that are evicted together."""
+    one_by_one: bool = False
+    """The victims are moved one after the other, not evicted for a pod of higher priority."""
     until: float | None = None
     """When what is evicted for the pod is promised at the latest, by the clock; ``None`` if nobody has been."""
+    end: PromiseEnd | None = None
+    """How a plan has ended."""
     checked: int = -1
     """The version of the node in which the pod certainly gets what is planned."""
 
@@ -194,6 +198,16 @@ class Promise:
         if self.stage is Stage.PLANNED:
             self.stage = Stage.EVICTING
 
+    def mark_ended(self, how: PromiseEnd) -> None:
+        """Records how it has ended."""
+        self.end = how
+
+    def mark_moving(self) -> None:
+        """Records that its victims are moved, for as long as it takes."""
+        self.one_by_one = True
+        self.until = None
+        self.stage = Stage.EVICTING
+
     def nominate(self, clock: float) -> None:
         """Notes that kube-scheduler binds the pod to this node."""
         self.nominated = True
@@ -294,6 +308,7 @@ class Promises:
             booking=promise.booking,
             stage=Stage.EVICTING,
             units=promise.units,
+            one_by_one=promise.one_by_one,
             until=promise.until,
         )
         self.plan(plan)

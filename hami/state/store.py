@@ -18,6 +18,7 @@ from hami.state.decisions import Decisions, State
 from hami.state.evictions import Evictions
 from hami.state.filtering import Filtering
 from hami.state.learning import Learning
+from hami.state.move_promises import MovePromises
 from hami.state.nodes import NodeCache
 from hami.state.plans import planned_uid
 from hami.state.pods import ForeignNodes, PodCache
@@ -90,6 +91,7 @@ class Store:
         self.bindings = Bindings(self._state)
         self.open_bindings = OpenBindings(self._state)
         self.preemptions = Preemptions(self._state, self._decisions)
+        self.moves = MovePromises(self._state, self._decisions)
         self.evictions = Evictions(self._state, self._decisions)
         self.resizes = Resizes(self._state, self._decisions)
 

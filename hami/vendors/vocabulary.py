@@ -52,6 +52,12 @@ COMMON = (
         "never evict the pod for one of higher priority; needs a right",
         Place.POD_LABEL,
     ),
+    Term(
+        keys.MAKE_ROOM,
+        FreeText("a number from 1 to 20"),
+        "move so many other pods at most, so that the pod fits; needs a right",
+        Place.POD_LABEL,
+    ),
     Term(keys.DO_NOT_MOVE, BOOLEAN, "do not move the pod so that another one fits"),
     Term(
         keys.WEBHOOK,

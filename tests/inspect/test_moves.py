@@ -58,7 +58,7 @@ def still():
 
 def report_of(*pods, waits=WAITS):
     cluster = InspectedCluster(record(NODES, [*pods, waits]))
-    movable = movables(cluster, (), waits.priority)
+    movable = movables(cluster, (), waits)
     return find_moves(cluster, waits, movable, MoveLimits(), still)
 
 

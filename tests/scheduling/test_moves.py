@@ -43,6 +43,7 @@ def runs(name="a", **fields):
     return pod(gpus(1), name=name, **owned | {"started": "2026-01-01T00:00:00Z"} | fields)
 
 
+WAITS = pod(gpus(1), name="waits", priority=100, controller="own")
 SAFE = {SAFE_TO_EVICT: "true"}
 BARE = {"controller": "", "controller_kind": ""}
 
@@ -52,6 +53,7 @@ BARE = {"controller": "", "controller_kind": ""}
     ("movable", {}, None),
     ("higher priority", {"priority": 101}, Immovable.PRIORITY),
     ("equal priority", {"priority": 100}, None),
+    ("of its controller", {"controller": "own"}, Immovable.SIBLING),
     ("ending", {"deleting": True}, Immovable.ENDING),
     ("waiting", {"node_name": ""}, Immovable.ENDING),
     ("of its node", {"is_node_agent": True}, Immovable.NODE_AGENT),
@@ -85,7 +87,7 @@ BARE = {"controller": "", "controller_kind": ""}
     ("age not known", {"started": ""}, Immovable.YOUNG),
 )
 def test_a_pod_stays_for_the_first_reason(fields, reason):
-    assert RULES.why_stays(runs(**fields), priority=100) is reason
+    assert RULES.why_stays(runs(**fields), WAITS) is reason
 
 
 def test_every_reason_has_words():
