@@ -16,6 +16,7 @@ from hami.codec.keys import (
     CLAIM_RESOURCE,
     CORDON,
     GPU_POLICY,
+    MAKE_ROOM,
     MANAGED_TAINT,
     NODE_LOCK,
     NODE_POLICY,
@@ -108,18 +109,20 @@ def test_an_extender_writes_the_status_of_and_deletes_pods_with_any_resource():
     assert all(set(names) == RESOURCES | {CLAIM_RESOURCE} for names in judged)
 
 
-def test_the_label_that_needs_a_right_is_that_which_the_scheduler_reads():
+@pytest.mark.parametrize(
+    "name, label", [("hami-preemptible", PREEMPTIBLE), ("hami-make-room", MAKE_ROOM)]
+)
+def test_the_label_that_needs_a_right_is_that_which_the_scheduler_reads(name, label):
     """No other pod is looked at."""
     (policy,) = (
         item
         for item in yaml.safe_load_all((BASE / "policies.yaml").read_text())
-        if item["metadata"]["name"] == "hami-preemptible"
-        and item["kind"] == "ValidatingAdmissionPolicy"
+        if item["metadata"]["name"] == name and item["kind"] == "ValidatingAdmissionPolicy"
     )
     assert policy["spec"]["matchConstraints"]["objectSelector"] == {
-        "matchExpressions": [{"key": PREEMPTIBLE, "operator": "Exists"}]
+        "matchExpressions": [{"key": label, "operator": "Exists"}]
     }
-    assert f"'{PREEMPTIBLE}'" in policy["spec"]["matchConditions"][0]["expression"]
+    assert f"'{label}'" in policy["spec"]["matchConditions"][0]["expression"]
 
 
 def test_class_and_policy_of_claims_name_what_the_device_plugin_publishes():

@@ -78,6 +78,7 @@ RULES: dict[str, dict[str, object]] = {
     "scheduler.admissionWebhook.reinvocationPolicy": {"enum": ["Never", "IfNeeded"]},
     "scheduler.preemption.mode": {"enum": ["on", "off", "strict", True, False]},
     "scheduler.remediation.mode": {"enum": ["none", "evict"]},
+    "scheduler.defragment": {"enum": ["none", "advise", "apply"]},
     "scheduler.remediation.after": {
         "pattern": r"^([0-9.]+(ns|us|ms|s|m|h))+$",
         "type": ["string", "null"],

@@ -46,6 +46,11 @@ EVENTS: Mapping[str, str] = MappingProxyType(
         "Evicted, NotEvicted": (
             "the pod was evicted since its device harms it (`--remediation`); why it was not, though its device does"
         ),
+        "MovePlanned, Moved": (
+            "other pods are [moved](room.md#carry-the-moves-out) so that this one fits, or would be; how many of the moves are "
+            "made. On a moved pod: it was evicted for that"
+        ),
+        "MoveStopped": "no more pods are moved for this one; the message contains the fact. Ask again",
         "DeviceGone": (
             "a container of the pod has been refused five times, or a claim three times, as where its device is gone; "
             "the message says what to do"

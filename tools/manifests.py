@@ -25,13 +25,22 @@ FOLDER = ROOT / "manifests"
 VALUES = FOLDER / "values"
 COMPONENTS = FOLDER / "components"
 HEAD = "# Written by `python -m tools.manifests` from charts/hami: change its templates, or {values}.\n"
-POLICIES = ("allocations", "registrations", "ca-bundle", "preemption", "preemptible", "placement")
+POLICIES = (
+    "allocations",
+    "registrations",
+    "ca-bundle",
+    "preemption",
+    "preemptible",
+    "make-room",
+    "placement",
+)
 ROLES = (
     "allocation-writer-role",
     "vendor-device-plugin-role",
     "webhook-skipper-role",
     "priority-user-role",
     "preemption-refuser-role",
+    "move-requester-role",
 )
 BASE = {
     "rbac.yaml": (
@@ -139,6 +148,9 @@ BY_NAME = {
             "rbac.yaml": ("scheduler/remediation-rbac",),
             "policies.yaml": ("policies/remediation",),
         }
+    ),
+    "defragment": Component(
+        files={"rbac.yaml": ("scheduler/moves-rbac",), "policies.yaml": ("policies/moves",)}
     ),
     "strict": Component(),
     "mig": Component(),

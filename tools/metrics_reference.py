@@ -33,6 +33,7 @@ NOTES: Mapping[str, str] = MappingProxyType(
         "hami_monitor_errors_total": "*what*: `allocation`, `driver`, `region`, `write`",
         "hami_remediations_total": "once for each pod and reason, with `--remediation=evict`; *result*: `evicted`, or "
         "why not: `budget`, `many_unhealthy`, `not_replaced`, `protected`, `failed` (calls)",
+        "hami_moves_total": "*result*: `moved`; `stopped`, where reality differed; `none`, no plan",
         "hami_node_devices": "without cordoned nodes",
         "hami_resource_quota_limit": "the lowest of the quotas without scopes, in the unit in which it is written",
         "hami_resource_quota_used": "in MiB or percent; *limit* is that of `hami_resource_quota_limit`, 0 without one",

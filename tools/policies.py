@@ -24,6 +24,7 @@ from hami.codec.keys import (
     CLAIM_ALLOCATION_MODES,
     CLAIM_RESOURCE,
     DEVICE_HEALTH,
+    MAKE_ROOM,
     NODE_LOCK,
     OVERWRITE_ENV,
     OVERWRITE_ENV_CONTAINERS,
@@ -170,6 +171,7 @@ def render_policies(catalog: Catalog) -> str:
         rejected=REJECTED,
         only_preemption=indented(_ONLY_PREEMPTION, 6),
         preemptible=PREEMPTIBLE,
+        make_room=MAKE_ROOM,
         priority=" or ".join(
             f"'{vendor.resources.priority}'" for vendor in catalog if vendor.resources.priority
         )

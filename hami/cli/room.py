@@ -15,6 +15,7 @@ from hami.runtime.options import DURATION
 
 if TYPE_CHECKING:
     from hami.inspect.cluster import InspectedCluster
+    from hami.inspect.moves import MovesReport
     from hami.model import Pod
 
 MOVES = click.IntRange(1, 100)  # of a plan
@@ -43,7 +44,7 @@ MIN_RUNTIME = click.option(
     examples="""
 hami capacity -f pod.yaml
 hami capacity -f pod.yaml --defragment
-hami capacity --pod train-0 --defragment
+hami capacity --pod train-0 --defragment --apply
 """,
 )
 @FILES
@@ -54,6 +55,11 @@ hami capacity --pod train-0 --defragment
     "--defragment",
     is_flag=True,
     help="Show the fewest moves of other pods after which one fits, and which pods cannot be moved.",
+)
+@click.option(
+    "--apply",
+    is_flag=True,
+    help="Ask the scheduler to make these moves, one after the other, for the pod of --pod.",
 )
 @click.option("--moves", type=MOVES, default=8, show_default=True, help="Most moves of a plan.")
 @click.option(
@@ -72,6 +78,7 @@ def capacity_command(
     files: tuple[Any, ...],
     waiting: str,
     defragment: bool,
+    apply: bool,
     scheduler_name: str,
     **limits: Any,
 ) -> Answer:
@@ -79,7 +86,7 @@ def capacity_command(
 
     With --defragment also the fewest moves after which one fits: each pod is evicted, its controller makes it again,
     and HAMi's own decision places it, while the place is held. To count with PodDisruptionBudgets needs the right to
-    list them. Nothing is written.
+    list them. Nothing is written without --apply, which needs the right to patch the pod and to request moves.
     """
     from hami.inspect.moves import find_moves, movables, render_moves
     from hami.inspect.simulate import capacity_for, render_capacity
@@ -88,6 +95,8 @@ def capacity_command(
 
     if bool(files) == bool(waiting):
         raise click.UsageError("expected either -f FILE or --pod NAME")
+    if apply and not (waiting and defragment):
+        raise click.UsageError("--apply needs --pod NAME and --defragment")
     cluster, title, pod = _asked(client, files, waiting, scheduler_name)
     nodes = capacity_for(cluster, pod)
     free = free_report(cluster.view)
@@ -102,7 +111,20 @@ def capacity_command(
         report = find_moves(cluster, pod, movable, MoveLimits(**limits), time.monotonic)
         document["defragmentation"] = report
         text += ["", render_moves(report)]
+        if apply:
+            text += ["", _request(client, pod, report)]
     return Answer(document=document, text=lambda: "\n".join(text), kind="Capacity")
+
+
+def _request(client: Client, pod: Pod, report: MovesReport) -> str:
+    """Asks that the moves of *report* are made, and returns what was asked. Raises: HamiError."""
+    from hami.inspect.moves import request_moves
+
+    if client.snapshot:
+        raise HamiError("a snapshot does not change: --apply needs the cluster")
+    if not report.moves:
+        return "Nothing is requested."
+    return request_moves(client.writer(), pod, len(report.moves))
 
 
 def _asked(

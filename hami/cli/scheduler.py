@@ -236,7 +236,7 @@ SCHEDULER_FLAGS: Sections = {
         "--scheduler-name --node-scheduler-policy --gpu-scheduler-policy --usual-pods "
         "--force-overwrite-default-scheduler --foreign-reservations --node-label-selector "
         "--preemption --preemption-min-runtime --clean-rejected --dra "
-        "--remediation --remediation-after --remediation-share --remediation-rate "
+        "--remediation --remediation-after --remediation-share --remediation-rate --defragment "
         "--node-lock-timeout",
     ),
     "Usage": section(_FLAGS, "--usage-namespace --usage-interval --usage-keep-days"),

@@ -1,5 +1,5 @@
 """Room by moves: the fewest moves after which a pod fits, why other pods cannot be moved, and how many more pods fit
-after so many moves. Nothing is written."""
+after so many moves. Nothing is written but the request for moves."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
+from hami.codec.keys import MAKE_ROOM
+from hami.codec.moves import MOST_MOVES
 from hami.codec.pods import convert_pod
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.cluster import InspectedCluster, unknown_name
 from hami.inspect.tables import Column, OutputRecord, Style, printable, render_rows
+from hami.kube.api import MERGE_PATCH
+from hami.kube.pages import Writer
 from hami.model import DisruptionBudget, Immovable, Pod
 from hami.plurals import counted
 from hami.scheduling.moves import MEANINGS, MoveRules
@@ -155,6 +161,20 @@ def render_moves(report: MovesReport) -> str:
     return "\n".join(map(printable, lines))
 
 
+def request_moves(request: Writer, pod: Pod, moves: int) -> str:
+    """Asks the scheduler to make at most so many *moves* for *pod*, and returns what was asked. Raises: HamiError."""
+    if moves > MOST_MOVES:
+        raise HamiError(f"at most {MOST_MOVES} moves are made for a pod, this plan has {moves}")
+    body = {"metadata": {"uid": pod.ref.uid, "labels": {MAKE_ROOM: str(moves)}}}
+    path = f"/api/v1/namespaces/{pod.ref.namespace}/pods/{pod.ref.name}"
+    request("PATCH", path, body=msgspec.json.encode(body), content_type=MERGE_PATCH)
+    command = f"kubectl describe pod {pod.ref.name} -n {pod.ref.namespace}"
+    return (
+        f"Requested: {counted(moves, 'move')} at most. The scheduler plans anew, and its events tell the progress: "
+        f"{command}"
+    )
+
+
 def moves_sentence(moves: int, command: str) -> str:
     """Returns the sentence of an explanation."""
     return f"It would fit after {counted(moves, 'move')} of other pods: {command}"
@@ -175,7 +195,7 @@ def _plan_lines(report: MovesReport) -> Iterator[str]:
     for number, move in enumerate(report.moves, 1):
         yield f"  {number}. {move.pod}: {move.source} -> {move.target}"
     yield (
-        "Make one move at a time, with the place held: without that, what a pod leaves may be taken. "
+        "Make one move at a time, with the place held, as --apply does: else what a pod leaves may be taken. "
         "Each was placed by HAMi's own decision."
     )
 

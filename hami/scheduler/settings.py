@@ -284,9 +284,8 @@ class MoveSettings:
         choice("mode", NONE, ADVISE, APPLY),
         Flag(
             "--defragment",
-            "What happens if somebody with the right asks by a label that other pods are moved so "
-            "that a pod fits: none; advise, an event says how many moves that takes; or apply, "
-            "they are moved, one after the other.",
+            "What happens if somebody with the right asks that other pods are moved so that a pod "
+            "fits: none; advise, an event; or apply, they are moved, one after the other.",
         ),
     ] = ADVISE
 

@@ -19,6 +19,7 @@ from hami.inspect.moves import (
     queued_shapes,
     render_compaction,
     render_moves,
+    request_moves,
 )
 from hami.inspect.snapshot import render_snapshot
 from hami.inspect.tables import Style
@@ -109,6 +110,41 @@ def test_a_plan_from_a_snapshot_is_a_document(tmp_path):
     assert document["pods"] == 0
     assert document["defragmentation"]["node"] == "n0"
     assert [move["target"] for move in document["defragmentation"]["moves"]] == ["n1", "n2"]
+
+
+def written_by(moves):
+    """Returns the write that asks for so many moves."""
+    written = []
+
+    def request(method, path, *, query=None, body=None, content_type=""):
+        written.append((method, path, json.loads(body)))
+        return b""
+
+    request_moves(request, WAITS, moves)
+    return written
+
+
+def test_a_request_is_a_label_with_the_number_of_moves():
+    labels = {"hami.io/make-room": "2"}
+    path = "/api/v1/namespaces/default/pods/waits"
+    assert written_by(2) == [("PATCH", path, {"metadata": {"uid": "uid-waits", "labels": labels}})]
+
+
+def test_a_longer_plan_than_is_made_is_not_requested():
+    with pytest.raises(HamiError, match="at most 20 moves are made for a pod, this plan has 21"):
+        written_by(21)
+
+
+@cases(
+    "words, error",
+    ("without a pod", ["--defragment", "--apply"], "expected either -f FILE or --pod NAME"),
+    ("without a plan", ["--pod", "waits", "--apply"], "--apply needs --pod NAME and --defragment"),
+    ("snapshot", ["--pod", "waits", "--defragment", "--apply"], "a snapshot does not change"),
+)
+def test_only_moves_for_a_pod_of_the_cluster_are_requested(words, error, tmp_path):
+    result = ask(tmp_path, "capacity", *words)
+    assert result.exit_code
+    assert error in result.stderr + str(result.exception)
 
 
 def test_an_explanation_says_after_how_many_moves_the_pod_fits(tmp_path):

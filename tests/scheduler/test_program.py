@@ -92,6 +92,7 @@ def test_the_lease_is_given_back_after_all_writes_and_events_are_written_last(tm
         "preemptor",
         "resizer",
         "remediation",
+        "mover",
         "certificates",
         "waiting-claims",
         "leadership",
