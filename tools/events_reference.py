@@ -47,8 +47,8 @@ EVENTS: Mapping[str, str] = MappingProxyType(
             "the pod was evicted since its device harms it (`--remediation`); why it was not, though its device does"
         ),
         "MovePlanned, Moved": (
-            "other pods are [moved](room.md#carry-the-moves-out) so that this one fits, or would be; how many of the moves are "
-            "made. On a moved pod: it was evicted for that"
+            "other pods are [moved](room.md#carry-the-moves-out) so that this one fits, or would be; how many of the "
+            "moves are made. On a moved pod: it was evicted for that"
         ),
         "MoveStopped": "no more pods are moved for this one; the message contains the fact. Ask again",
         "DeviceGone": (

@@ -6,19 +6,22 @@ that the server has certainly not received.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hami.codec.objects import parse_disruption_budget, parse_node
+from hami.codec.pods import parse_pod
+from hami.errors import MalformedInput
 from hami.kube.api import STRATEGIC_MERGE_PATCH
 from hami.kube.calls import Edits, as_json, path_of
 from hami.kube.config_maps import ConfigMaps
 from hami.kube.gangs import read_pod_group
 from hami.kube.leases import Leases
-from hami.kube.pages import parse_page
+from hami.kube.pages import parse_page, read_pages
 from hami.kube.pods import Pods
 from hami.kube.trust import Trust
-from hami.model import DisruptionBudget, Node, PodGroup, PodGroupRef
+from hami.model import DisruptionBudget, Node, Pod, PodGroup, PodGroupRef
 
 
 class Cluster(Pods, Leases, Trust, ConfigMaps):
@@ -61,6 +64,15 @@ class Cluster(Pods, Leases, Trust, ConfigMaps):
             ),
             content_type=STRATEGIC_MERGE_PATCH,
         )
+
+    def bound_pods(self) -> Iterator[Pod]:
+        """Yields all pods that are bound, page by page, but for those that cannot be read. Raises also:
+        MalformedInput."""
+        query = {"fieldSelector": "spec.nodeName!="}
+        for page in read_pages(self._api.request, "pods", path_of("pods", None), query):
+            for item in page.items:
+                with contextlib.suppress(MalformedInput):  # one pod keeps nobody from a plan
+                    yield parse_pod(item)
 
     def disruption_budgets(self) -> list[DisruptionBudget]:
         """Returns the PodDisruptionBudgets of all namespaces. Raises also: MalformedInput."""

@@ -21,7 +21,7 @@ from hami.codec.times import render_time
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.kube.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH
 from hami.kube.calls import NO_EDITS, Calls, Edits, as_json, deletion_of, path_of
-from hami.kube.pages import parse_page, read_pages
+from hami.kube.pages import parse_page
 from hami.model import OwnerRef, Pod, PodRef
 
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
@@ -70,13 +70,6 @@ class Pods(Calls):
     def pods_labeled(self, namespace: str, selector: str) -> list[Pod]:
         """Returns the pods of *namespace* whose labels match *selector*. Raises also: MalformedInput."""
         return self._pods(path_of("pods", namespace), {"labelSelector": selector})
-
-    def bound_pods(self) -> Iterator[Pod]:
-        """Yields all pods that are bound, page by page. Raises also: MalformedInput."""
-        query = {"fieldSelector": "spec.nodeName!="}
-        for page in read_pages(self._api.request, "pods", path_of("pods", None), query):
-            for item in page.items:
-                yield parse_pod(item)
 
     def annotate_pod(
         self,

@@ -55,7 +55,7 @@ class MovesUnderWay:
     """The moves for *pod*, which has *promise*. Only :class:`Mover` changes it.
 
     *total*: the number of moves, with those that have been made. *deadline*: of the stage, by the clock.
-    *is_permitted*: the API server has been asked whether it would evict all pods.
+    *end*: how the promise has ended. *is_permitted*: the API server has been asked whether it would evict all pods.
     """
 
     pod: Pod
@@ -65,6 +65,7 @@ class MovesUnderWay:
     deadline: float
     stage: MoveStage = MoveStage.NEXT
     is_permitted: bool = False
+    end: PromiseEnd | None = None
 
     def enter(self, stage: MoveStage, deadline: float) -> None:
         """Records the next stage."""
@@ -100,6 +101,7 @@ class MoveMaker:
         Raises: MovesStopped, MovePaused, MalformedInput, ClusterError.
         """
         self._store.preemptions.promised()  # ends those that do not fit any more
+        current.end = self._store.moves.how_ended(current.pod.ref.uid) or current.end
         record = self._store.pods.get(current.pod.ref.uid)
         if record is None or record.terminated:
             raise MovesStopped("it is gone")
@@ -121,7 +123,7 @@ class MoveMaker:
         if promise is None:
             if self._store.bindings.is_bound(current.pod.ref.uid, current.record.node):
                 raise MovePaused("it is bound")  # the watch shows that soon
-            raise MovesStopped(_ENDS.get(current.promise.end, "its place is not held any more"))
+            raise MovesStopped(_ENDS.get(current.end, "its place is not held any more"))
         current.promise = promise
         if promise.node != current.record.node:
             raise MovesStopped(f"it fits node {promise.node} now")

@@ -20,6 +20,7 @@ from hami.scheduler.leadership import Leadership
 from hami.scheduler.planner import PreemptionPlanner
 from hami.state import dry_run
 from hami.state.plans import planned_uid
+from hami.state.promises import Promise
 from hami.state.store import Store
 from hami.state.victims import plan_further
 from hami.state.view import View
@@ -107,14 +108,8 @@ class PreemptionFilter:
         """Returns the nodes that *pod* fits without their victims."""
         view = self._store.view()
         promise = self._store.preemptions.promise_for(pod.ref.uid)
-        if promise is not None and promise.one_by_one:
-            return {}
         if promise is not None:
-            uids = victims.get(promise.node, ())
-            ended = {planned_uid(pod.ref.uid), *promise.victims, *uids}
-            if promise.node in victims and _fits_without(ended, view, pod, promise.node):
-                return {promise.node: uids}
-            return {}
+            return _fitting_as_promised(promise, victims, view)
         if self._is_freed(pod, victims, view):
             return {}
         kept: dict[str, Collection[str]] = {}
@@ -186,6 +181,20 @@ class PreemptionFilter:
                 return False
             self._waited_at[namespace] = now
             return True
+
+
+def _fitting_as_promised(
+    promise: Promise, victims: Mapping[str, Collection[str]], view: View
+) -> dict[str, Collection[str]]:
+    """Returns the node of *promise* if its pod fits there without its victims and those that are asked for; none while
+    others are moved for it, since these have places of their own."""
+    if promise.one_by_one or promise.node not in victims:
+        return {}
+    uids = victims[promise.node]
+    ended = {planned_uid(promise.ref.uid), *promise.victims, *uids}
+    if _fits_without(ended, view, promise.pod, promise.node):
+        return {promise.node: uids}
+    return {}
 
 
 def _fits_without(uids: Iterable[str], view: View, pod: Pod, node: str) -> bool:

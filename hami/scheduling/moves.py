@@ -59,12 +59,9 @@ class MoveRules:
     def why_stays(self, pod: Pod, waiting: Pod | None = None) -> Immovable | None:
         """Returns why *pod* stays where it is; ``None`` if it may be moved. *waiting*: the pod for which it is moved,
         ``None`` if it is moved for no certain one."""
-        if waiting is not None and pod.priority > waiting.priority:
-            return Immovable.PRIORITY
-        if waiting is not None and pod.controller and pod.controller == waiting.controller:
-            return (
-                Immovable.SIBLING
-            )  # one could not tell whose place the controller's next pod takes
+        reason = None if waiting is None else _by_waiting(pod, waiting)
+        if reason is not None:
+            return reason
         if pod.is_terminated or pod.deleting or not pod.node_name or pod.preempted:
             return Immovable.ENDING
         return _by_owner(pod) or _by_author(pod) or self._by_cluster(pod)
@@ -89,6 +86,14 @@ class MoveRules:
         labels = dict(pod.labels)
         budgets = [budget for budget in self.budgets if budget.selects(pod.ref.namespace, labels)]
         return len(budgets) > 1 or any(budget.allowed <= 0 for budget in budgets)
+
+
+def _by_waiting(pod: Pod, waiting: Pod) -> Immovable | None:
+    if pod.priority > waiting.priority:
+        return Immovable.PRIORITY
+    if pod.controller and pod.controller == waiting.controller:
+        return Immovable.SIBLING  # one could not tell whose place the controller's next pod takes
+    return None
 
 
 def _by_owner(pod: Pod) -> Immovable | None:

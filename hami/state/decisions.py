@@ -157,7 +157,6 @@ class Decisions:
     def end(self, plan: Promise, how: PromiseEnd) -> None:
         """Ends *plan*, which is reported."""
         self._state.promises.remove(plan)
-        plan.mark_ended(how)
         self._state.ended_plans.append((plan, how))
 
     def end_lower_plans(self, pod: Pod, node: str) -> None:

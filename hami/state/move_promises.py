@@ -7,12 +7,13 @@ for it. It stands until its pod is bound or gone, or cannot get it any more, or 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from hami.model import Pod
 from hami.state.decisions import Decisions, State
 from hami.state.pending import PendingPod
 from hami.state.preemption import is_running, make_promise
-from hami.state.promises import Promise
+from hami.state.promises import Promise, PromiseEnd, Stage
 
 
 class MovePromises:
@@ -41,11 +42,14 @@ class MovePromises:
             decisions.settle()
             if state.promises.get(pod.ref.uid) is not None:
                 return None
-            units = tuple([frozenset({uid}) for uid in movable if self._is_on(uid, node)])
-            promise = make_promise(state, decisions, pod, node, units)
+            units: list[frozenset[str]] = []
+            for uid in movable:
+                if self._is_on(uid, node):
+                    units.append(frozenset({uid}))
+            promise = make_promise(state, decisions, pod, node, tuple(units))
             if promise is None:
                 return None
-            promise.mark_moving()
+            promise = replace(promise, stage=Stage.EVICTING, one_by_one=True, until=None)
             state.promises.plan(promise)
             decisions.settle()
             decisions.end_lower_plans(pod, node)
@@ -60,6 +64,19 @@ class MovePromises:
             if promise is None or not promise.one_by_one:
                 return None
             return promise
+
+    def how_ended(self, uid: str) -> PromiseEnd | None:
+        """Returns how the promise to the pod has ended since the last call; ``None`` if it has not."""
+        with self._state.lock:
+            others: list[tuple[Promise, PromiseEnd]] = []
+            end: PromiseEnd | None = None
+            for plan, how in self._state.ended_plans:
+                if not plan.one_by_one:
+                    others.append((plan, how))
+                elif plan.ref.uid == uid:
+                    end = how
+            self._state.ended_plans[:] = others
+            return end
 
     def end(self, promise: Promise) -> None:
         """Ends *promise* if it stands. What is assumed for its pod stays."""

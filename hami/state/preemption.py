@@ -125,9 +125,10 @@ class Preemptions:
     def ended(self) -> list[tuple[Promise, PromiseEnd]]:
         """Returns the plans that have ended since the last call, and how, without those of moves."""
         with self._state.lock:
-            ended = self._state.ended_plans[:]
-            self._state.ended_plans.clear()
-            return [(plan, how) for plan, how in ended if not plan.one_by_one]
+            all_ended = self._state.ended_plans
+            ended = [(plan, how) for plan, how in all_ended if not plan.one_by_one]
+            all_ended[:] = [(plan, how) for plan, how in all_ended if plan.one_by_one]
+            return ended
 
     def under_way(self) -> list[PlanUnderWay]:
         """Returns the plans for pods without a promise for which others are evicted, by an earlier leader or by

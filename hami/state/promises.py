@@ -90,8 +90,6 @@ class Promise:
     """The victims are moved one after the other, not evicted for a pod of higher priority."""
     until: float | None = None
     """When what is evicted for the pod is promised at the latest, by the clock; ``None`` if nobody has been."""
-    end: PromiseEnd | None = None
-    """How a plan has ended."""
     checked: int = -1
     """The version of the node in which the pod certainly gets what is planned."""
 
@@ -197,16 +195,6 @@ class Promise:
             self.units = ()
         if self.stage is Stage.PLANNED:
             self.stage = Stage.EVICTING
-
-    def mark_ended(self, how: PromiseEnd) -> None:
-        """Records how it has ended."""
-        self.end = how
-
-    def mark_moving(self) -> None:
-        """Records that its victims are moved, for as long as it takes."""
-        self.one_by_one = True
-        self.until = None
-        self.stage = Stage.EVICTING
 
     def nominate(self, clock: float) -> None:
         """Notes that kube-scheduler binds the pod to this node."""

@@ -1,4 +1,4 @@
-"""Pods are moved one at a time for a pod whose place is held, each is proven, and the moves stop where reality differs."""
+"""Pods are moved one at a time for a pod whose place is held. The moves stop where reality differs from the plan."""
 
 import itertools
 from dataclasses import replace
