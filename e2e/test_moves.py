@@ -83,7 +83,7 @@ class Scene:
     def pod_of(self, owner: str) -> Object | None:
         for item in self.kube.list("Pod", self.namespace):
             meta = item["metadata"]
-            if owner in (meta["name"], meta["labels"].get("app")):
+            if owner in (meta["name"], meta.get("labels", {}).get("app")):
                 if "deletionTimestamp" not in meta:
                     return dict(item)
         return None
@@ -114,9 +114,11 @@ class Scene:
 
         self.kube.wait("Pod", placed, self.namespace, what="all pods are bound", timeout=timeout)
 
-    def close(self) -> None:
-        for name in self.owners:
-            self.kube.delete("ReplicaSet", name, self.namespace)
+
+def delete_replica_sets(sandbox: Sandbox) -> None:
+    """Else they make pods again while the sandbox is emptied."""
+    for item in sandbox.kube.list("ReplicaSet", sandbox.namespace):
+        sandbox.kube.delete("ReplicaSet", item["metadata"]["name"], sandbox.namespace)
 
 
 def owned(name: str, requests: Object) -> Object:
@@ -133,13 +135,13 @@ def owned(name: str, requests: Object) -> Object:
 
 
 @pytest.fixture
-def scene(sandbox: Sandbox) -> Iterator[Scene]:
+def scene(request: pytest.FixtureRequest, sandbox: Sandbox) -> Scene:
     """The nodes of the trial, and a pod that waits for a whole card: a leaves n0 for n1, and then f for n2."""
+    request.addfinalizer(lambda: delete_replica_sets(sandbox))
     made = Scene(sandbox, TRIAL)
     sandbox.create(pod("p", **WHOLE))
     sandbox.refusal("p")
-    yield made
-    made.close()
+    return made
 
 
 def requests_of(item: Pod) -> Object:
@@ -179,9 +181,12 @@ def plans() -> Iterator[tuple[Layout, frozenset[str], Object, MovePlan]]:
 
 
 @pytest.mark.parametrize("number", range(PLANS))
-def test_plans_are_carried_out(sandbox: Sandbox, scheduler: Scheduler, number: int) -> None:
+def test_plans_are_carried_out(
+    request: pytest.FixtureRequest, sandbox: Sandbox, scheduler: Scheduler, number: int
+) -> None:
     """The pod runs, and no more pods were evicted than the plan needs."""
     layout, fixed, requests, plan = next(itertools.islice(plans(), number, None))
+    request.addfinalizer(lambda: delete_replica_sets(sandbox))
     made = Scene(sandbox, layout, fixed)
     before = made.uids()
     sandbox.create(pod("p", **requests))
@@ -192,7 +197,6 @@ def test_plans_are_carried_out(sandbox: Sandbox, scheduler: Scheduler, number: i
     moved = [name for name in before if before[name] != after.get(name)]
     assert len(moved) == len(plan.moves)
     assert sandbox.events("p", "MoveStopped") == []
-    made.close()
 
 
 def test_the_moves_are_made_as_foreseen_and_the_request_is_gone(
@@ -210,7 +214,7 @@ def test_the_moves_are_made_as_foreseen_and_the_request_is_gone(
 
     def is_left() -> bool:
         meta = scene.sandbox.pod("p")["metadata"]
-        return MAKE_ROOM not in meta["labels"] and MOVES not in meta["annotations"]
+        return MAKE_ROOM not in meta.get("labels", {}) and MOVES not in meta["annotations"]
 
     eventually(is_left, "label and annotation are removed")
     assert 'hami_moves_total{result="moved"}' in scheduler.metrics()

@@ -138,6 +138,11 @@ SETTINGS: dict[str, tuple[str, list[str], Object]] = {
         ["remediation"],
         {"scheduler": {"remediation": {"mode": "evict"}}},
     ),
+    "defragment": (
+        "overlays/self-signed",
+        ["defragment"],
+        {"scheduler": {"defragment": "apply"}},
+    ),
     "usage": (
         "overlays/self-signed",
         ["usage"],
@@ -1134,6 +1139,19 @@ def test_limits_of_remediation_are_flags(helm):
         "--remediation-rate=1.5",
     ]
     assert "ClusterRole/hami-scheduler-remediation" not in by_name(helm)
+
+
+@pytest.mark.parametrize("mode", ["none", "advise", "apply"])
+def test_the_extender_may_evict_only_where_moves_are_made(helm, mode):
+    items = by_name(helm, scheduler={"defragment": mode})
+    command = container(items, "Deployment/hami-scheduler", 1)["command"]
+    flags = [flag for flag in command if "defragment" in flag]
+    assert flags == ([] if mode == "advise" else [f"--defragment={mode}"])
+    for name in (
+        "ClusterRole/hami-scheduler-moves",
+        "ValidatingAdmissionPolicy/hami-moves",
+    ):
+        assert (name in items) == (mode == "apply")
 
 
 def test_usage_is_recorded_in_a_namespace_that_stays(helm):
