@@ -965,6 +965,7 @@ def test_a_take_over_keeps_the_limiter_and_adds_no_network_policies_and_no_refus
             if item["kind"] == "ValidatingAdmissionPolicyBinding"
         }
         assert bindings.pop("hami-preemption") == ["Deny"]  # it holds our own account
+        assert bindings.pop("hami-make-room") == ["Deny"]  # HAMi does not know the label
         assert bindings
         assert all(found == actions for found in bindings.values())
 
