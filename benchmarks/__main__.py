@@ -31,6 +31,7 @@ from benchmarks.placing import GROUPS, LARGE, placing_rows
 from benchmarks.preemption import preemption_rows
 from benchmarks.processes import Run, loop_seconds, objects_seconds
 from benchmarks.realnode import realnode_rows
+from benchmarks.replay import replay_rows
 from benchmarks.resize import resize_rows
 from benchmarks.room import room_rows
 from benchmarks.rows import Row, table
@@ -58,6 +59,7 @@ ALL = (
     "trace",
     "usage",
     "room",
+    "replay",
 )
 RESULTS = Path(__file__).parent / "results"
 WIDTH = 160
@@ -175,6 +177,8 @@ def measure(run: Run, chosen: argparse.Namespace) -> Iterator[Row]:
         yield from usage_rows(run)
     if "room" in chosen.groups:
         yield from room_rows(run)
+    if "replay" in chosen.groups:
+        yield from replay_rows(run)
 
 
 def yardstick_rows() -> Iterator[Row]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import msgspec
 import numpy
 from numpy.typing import NDArray
 
+from hami.inspect.traces import MEMORY_MIB, TraceNode, TracePod, annotations_of, limits_of
 from hami.model import NodePolicy
 from hami.scheduling.node_order import NodeOrder
 from hami.scheduling.node_resources import NodeResources
@@ -26,7 +27,6 @@ from hami.state.verdicts import Verdicts
 from hami.state.workload import Workload
 from testing.builders import container, gpu, pod, pod_request
 from testing.kube_scores import best_nodes
-from testing.traces import TraceNode, TracePod
 
 __all__ = [
     "HAMI",
@@ -39,9 +39,6 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
-
-MEMORY_MIB = 100_000
-"""Of each GPU: that of the trace is not known, and pods request as much of it as of the cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,17 +157,3 @@ class TraceCluster:
         free = numpy.array([self._cpu, self._memory])
         best = best_nodes(amounts, amounts - free, (asked.milli_cpu, asked.memory_mib), fits)
         return int(best[self._rng.randrange(len(best))])
-
-
-def limits_of(asked: TracePod) -> dict[str, int]:
-    """Returns the limits of a pod with GPUs."""
-    return {
-        "nvidia.com/gpu": asked.gpus,
-        "nvidia.com/gpucores": asked.cores,
-        "nvidia.com/gpumem-percentage": asked.cores,
-    }
-
-
-def annotations_of(asked: TracePod) -> Mapping[str, str]:
-    """Returns the annotations of a pod with GPUs: the models that it accepts."""
-    return {"nvidia.com/use-gputype": ",".join(asked.models)} if asked.models else {}

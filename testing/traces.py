@@ -1,13 +1,11 @@
 """A published cluster and its pods: 1,213 nodes with 6,212 GPUs, and lists of pods that were made from a trace of them.
 
-The files are those of the paper "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient
-Descent" (USENIX ATC'23), github.com/hkust-adsl/kubernetes-scheduler-simulator, folder data/csv. None is part of this
-project: `TRACES` names the folder where they are.
+`hami.inspect.traces` reads the files and says where they come from. None is part of this project: `TRACES` names the
+folder where they are.
 """
 
 from __future__ import annotations
 
-import csv
 import functools
 import os
 import random
@@ -15,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from hami.inspect.traces import NODE_LIST, TraceNode, TracePod, read_nodes, read_pods
 
 __all__ = [
     "LISTS",
@@ -45,32 +45,6 @@ LISTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class TraceNode:
-    """A node. Its GPUs have all one *model*; their memory is not known."""
-
-    milli_cpu: int
-    memory_mib: int
-    gpus: int
-    model: str
-
-
-@dataclass(frozen=True, slots=True)
-class TracePod:
-    """A pod. *cores*: percent of each of its GPUs. *models*: those that it accepts; empty for all."""
-
-    milli_cpu: int
-    memory_mib: int
-    gpus: int
-    cores: int
-    models: tuple[str, ...] = ()
-
-    @property
-    def size(self) -> float:
-        """What it requests of the cluster, in GPUs."""
-        return self.gpus * self.cores / 100
-
-
-@dataclass(frozen=True, slots=True)
 class Arrival:
     """A pod that comes *at* a time and runs for *duration*; both in mean durations."""
 
@@ -81,19 +55,14 @@ class Arrival:
 
 def missing() -> str:
     """Returns why the files cannot be read; empty if they are there."""
-    if (_folder() / "openb_node_list_gpu_node.csv").is_file():
+    if (_folder() / NODE_LIST).is_file():
         return ""
     return f"no published trace in {_folder()}; set {TRACES} to its folder"
 
 
 def trace_nodes() -> list[TraceNode]:
     """Returns the nodes."""
-    nodes = []
-    for row in _rows("openb_node_list_gpu_node"):
-        nodes.append(
-            TraceNode(int(row["cpu_milli"]), int(row["memory_mib"]), int(row["gpu"]), row["model"])
-        )
-    return nodes
+    return read_nodes(_folder() / NODE_LIST)
 
 
 @functools.cache
@@ -101,19 +70,7 @@ def trace_pods(name: str) -> tuple[TracePod, ...]:
     """Returns the pods of the list *name*."""
     if name == "cpu0":
         return tuple([pod for pod in trace_pods("default") if pod.gpus])
-    pods = []
-    for row in _rows(f"openb_pod_list_{name}"):
-        gpus = int(row["num_gpu"])
-        pods.append(
-            TracePod(
-                milli_cpu=int(row["cpu_milli"]),
-                memory_mib=int(row["memory_mib"]),
-                gpus=gpus,
-                cores=int(row["gpu_milli"] or 0) // 10 if gpus else 0,
-                models=tuple(filter(None, (row.get("gpu_spec") or "").split("|"))),
-            )
-        )
-    return tuple(pods)
+    return tuple(read_pods(_folder() / f"openb_pod_list_{name}.csv"))
 
 
 def until_requested(pods: Sequence[TracePod], gpus: float, rng: random.Random) -> list[TracePod]:
@@ -153,8 +110,3 @@ def part_of(nodes: Sequence[TraceNode], part: float) -> list[TraceNode]:
 
 def _folder() -> Path:
     return Path(os.environ.get(TRACES) or _BESIDE)
-
-
-def _rows(name: str) -> list[dict[str, str]]:
-    with (_folder() / f"{name}.csv").open(newline="") as file:
-        return list(csv.DictReader(file))

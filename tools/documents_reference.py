@@ -22,6 +22,7 @@ from hami.inspect.simulate import NodeCapacity, ReplayedDecision, SimulationRepo
 from hami.inspect.stranded import FreeReport
 from hami.inspect.tables import API_VERSION
 from hami.inspect.top import DeviceRow, NamespaceRow, NodeRow, PodRow
+from hami.inspect.twin_report import TwinReport
 from hami.inspect.usage import UsageReport
 
 __all__ = ["render"]
@@ -46,7 +47,8 @@ KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
     "CompactionList": ("`hami compact`: in `items`", (ShapeRoom,)),
     "FindingList": ("`hami audit`: in `items`", (Finding,)),
     "UpgradeFindingList": ("`hami audit --before-upgrade`: in `items`", (Finding,)),
-    "ReplayedDecisionList": ("`hami replay`: in `items`", (ReplayedDecision,)),
+    "ReplayedDecisionList": ("`hami replay` of a snapshot: in `items`", (ReplayedDecision,)),
+    "TwinReport": ("`hami replay` of a recording or a trace", (TwinReport,)),
     "NodeUsageList": ("`hami top nodes`: in `items`", (NodeRow,)),
     "CardUsageList": ("`hami top cards`: in `items`", (DeviceRow,)),
     "PodUsageList": ("`hami top pods`: in `items`", (PodRow,)),

@@ -21,11 +21,11 @@ _VERBOSITY = re.compile(r"\A-v=?([0-9]+)\Z")
 _SHORT_WITH_VALUE = re.compile(r"\A(-[A-Za-z])=(.+)\Z", re.DOTALL)
 
 
-PEOPLE = dict.fromkeys(
-    ("audit", "explain", "replay", "simulate", "snapshot", "top"), "hami.cli.people"
-) | {
+PEOPLE = dict.fromkeys(("audit", "explain", "simulate", "snapshot", "top"), "hami.cli.people") | {
     "capacity": "hami.cli.room",
     "compact": "hami.cli.room",
+    "record": "hami.cli.twin",
+    "replay": "hami.cli.twin",
     "resize": "hami.cli.resize",
     "usage": "hami.cli.usage",
     "options": "hami.cli.client",

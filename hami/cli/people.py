@@ -1,4 +1,4 @@
-"""The commands for people: top, explain, simulate, audit, snapshot and replay."""
+"""The commands for people: top, explain, simulate, audit and snapshot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import structs
 
-from hami.cli.client import Answer, Client, people_command, read_snapshot, show_note
+from hami.cli.client import Answer, Client, people_command, show_note
 from hami.cli.complete import complete_top, pod_argument
 from hami.cli.targets import pod_and_rest, type_and_names
 from hami.codec.policies import NODE_POLICIES
@@ -517,25 +517,6 @@ def snapshot_command(*, client: Client, anonymize: bool) -> None:
     if anonymize:
         record = snapshot.anonymize(record)
     click.echo(snapshot.render_snapshot(record), nl=False)
-
-
-@people_command("replay", examples="hami replay cluster.json.gz", of_cluster=False)
-@click.argument("file")
-def replay_command(*, style: Style, file: str) -> Answer:
-    """Decide once more about the pods of a snapshot, in the order in which they were placed; show what differs.
-
-    Each pod is decided beside what was recorded before it. Pods that had ended before the snapshot are missing from it.
-    Exit status 1 if a decision differs.
-    """
-    from hami.inspect.simulate import render_replay, replay
-
-    decisions = replay(read_snapshot(file))
-    return Answer(
-        document={"items": decisions},
-        text=lambda: render_replay(decisions, style),
-        kind="ReplayedDecisionList",
-        status=int(not all(decision.is_same for decision in decisions)),
-    )
 
 
 def read_files(files: tuple[Any, ...]) -> list[PodSource]:

@@ -168,6 +168,7 @@ class Kind(Enum):
 
     KEPT = "kept"  # numbers, times, words of Kubernetes, and names of resources
     TEXT = "text"  # only known words, numbers and names of devices stay
+    WORDS = "words"  # values of annotations: each is such a text
     PROBLEM = "problem"  # whether there is one
     LOCK = "lock"
     INSTANCE_TYPE = "instance type"
@@ -290,13 +291,13 @@ class _Anonymizer:
         self._record = record
         cluster = InspectedCluster(record)
         self._names = _other_names(record)
-        self._text = _Texts(cluster, self._names["node"]).anonymous
+        self._text = texts_of(cluster, self._names["node"]).anonymous
         self._node_annotations = node_annotations(cluster.vendors)
         self._pod_annotations = pod_annotations(cluster.vendors)
         self._node_labels: dict[str, Kind] = {}
         for vendor in cluster.vendors:
             self._node_labels |= dict.fromkeys(vendor.annotations.node_keys, Kind.INSTANCE_TYPE)
-        self._values: Mapping[Kind, Callable[[Any], object]] = {
+        values: dict[Kind, Callable[[Any], object]] = {
             Kind.KEPT: lambda value: value,
             Kind.TEXT: self._text,
             Kind.PROBLEM: lambda problem: REDACTED,
@@ -305,6 +306,7 @@ class _Anonymizer:
             Kind.RUNTIME_VERSION: partial(_start, _RUNTIME),
             Kind.KUBELET_VERSION: partial(_start, _VERSION),
         }
+        self._value = Replacer(values, self._names).value
 
     def record(self) -> ClusterRecord:
         """Returns the record with other names."""
@@ -314,7 +316,7 @@ class _Anonymizer:
             nodes=tuple(map(self._node, record.nodes)),
             pods=tuple(map(self._pod, record.pods)),
             quotas=self._value(record.quotas, QUOTA_FIELDS),
-            device_config=self._device_config(record.device_config),
+            device_config=known_config(record.device_config, self._names["namespace"]),
             policies=self._value(record.policies, _POLICIES),
             others=self._others(),
             unreadable=tuple(
@@ -330,21 +332,6 @@ class _Anonymizer:
             if name is not None:
                 others[name] = resources
         return others
-
-    def _value(self, value: Any, kind: Kind | Name | Reference | Fields) -> Any:
-        """Returns the anonymous form of *value*. Empty values stay."""
-        if not value:
-            return value
-        if isinstance(value, tuple):
-            return tuple(self._value(item, kind) for item in value)
-        if isinstance(kind, Kind):
-            return self._values[kind](value)
-        if isinstance(kind, Name):
-            return self._names[kind.word][value]
-        if isinstance(kind, Reference):
-            return self._names[kind.word].get(value, f"{kind.word}-gone")
-        fields = {field: self._value(getattr(value, field), kind[field]) for field in kind}
-        return type(value)(**fields)
 
     def _entries(self, entries: Mapping[str, str], kinds: Fields) -> dict[str, str]:
         """Returns the annotations or labels that have a kind."""
@@ -414,36 +401,70 @@ class _Anonymizer:
     def _instance_type(self, text: str) -> str:
         return text if _INSTANCE_TYPE.fullmatch(text) else self._text(text)
 
-    def _device_config(self, text: str) -> str:
-        """Returns the keys of the device configuration that HAMi and installed vendors read."""
-        document = yaml.safe_load(text) if text else None
-        if not isinstance(document, dict):
-            return ""
-        document = known_sections(document, sections())
-        nvidia = document.get("nvidia")
-        if isinstance(nvidia, dict) and isinstance(nvidia.get("gpucoresLimits"), dict):
-            names = self._names["namespace"]
-            limits = nvidia["gpucoresLimits"].items()
-            nvidia["gpucoresLimits"] = {
-                names[name]: limit for name, limit in limits if name in names
-            }
-        return yaml.safe_dump(document)
+
+def known_config(text: str, namespaces: Mapping[str, str]) -> str:
+    """Returns the keys of a device configuration that HAMi and installed vendors read. *namespaces*: the other names of
+    those that stay."""
+    document = yaml.safe_load(text) if text else None
+    if not isinstance(document, dict):
+        return ""
+    document = known_sections(document, sections())
+    nvidia = document.get("nvidia")
+    if isinstance(nvidia, dict) and isinstance(nvidia.get("gpucoresLimits"), dict):
+        limits = nvidia["gpucoresLimits"].items()
+        nvidia["gpucoresLimits"] = {
+            namespaces[name]: limit for name, limit in limits if name in namespaces
+        }
+    return yaml.safe_dump(document)
 
 
-class _Texts:
-    """Reduces the texts of a cluster, whose nodes have the other names *nodes*."""
+class Replacer:
+    """Replaces the fields of records by their kinds. *values*: what becomes of values. *names*: the other names, by the
+    words with which they begin."""
 
-    def __init__(self, cluster: InspectedCluster, nodes: Mapping[str, str]) -> None:
-        self._uuids = _device_names(cluster, nodes)
+    def __init__(
+        self,
+        values: Mapping[Kind, Callable[[Any], object]],
+        names: Mapping[str, Mapping[str, str]],
+    ) -> None:
+        self._values = values
+        self._names = names
+
+    def value(self, value: Any, kind: Kind | Name | Reference | Fields) -> Any:
+        """Returns the anonymous form of *value*. Empty values stay."""
+        if not value:
+            return value
+        if isinstance(value, tuple):
+            return tuple(self.value(item, kind) for item in value)
+        if isinstance(kind, Kind):
+            return self._values[kind](value)
+        if isinstance(kind, Name):
+            return self._names[kind.word][value]
+        if isinstance(kind, Reference):
+            return self._names[kind.word].get(value, f"{kind.word}-gone")
+        fields = {field: self.value(getattr(value, field), kind[field]) for field in kind}
+        return type(value)(**fields)
+
+
+def texts_of(cluster: InspectedCluster, nodes: Mapping[str, str]) -> Texts:
+    """Returns what reduces the texts of *cluster*, whose nodes have the other names *nodes*."""
+    models: set[str] = set()
+    for _, usage in cluster.usages():
+        models.add(usage.device.model)
+        models.update(profile.name for profile in usage.device.mig_profiles)
+    return Texts(_device_names(cluster, nodes), models, cluster.vendors)
+
+
+class Texts:
+    """Reduces texts. *uuids*: the other names of devices. *models*: those of devices, and names of their profiles."""
+
+    def __init__(self, uuids: Mapping[str, str], models: Iterable[str], vendors: Catalog) -> None:
+        self._uuids = uuids
         longest_first = sorted(self._uuids, key=len, reverse=True)
-        uuids = [rf"(?<![\w-]){re.escape(uuid)}(?![\w-])" for uuid in longest_first]
-        self._pattern = re.compile("|".join(uuids) or "(?!)")
-        models: set[str] = set()
-        for _, usage in cluster.usages():
-            models.add(usage.device.model.lower())
-            models.update(profile.name.lower() for profile in usage.device.mig_profiles)
-        self._models = " ".join(sorted(models))
-        self._words = _WORDS | {vendor.key.lower() for vendor in cluster.vendors}
+        patterns = [rf"(?<![\w-]){re.escape(uuid)}(?![\w-])" for uuid in longest_first]
+        self._pattern = re.compile("|".join(patterns) or "(?!)")
+        self._models = " ".join(sorted({model.lower() for model in models}))
+        self._words = _WORDS | {vendor.key.lower() for vendor in vendors}
 
     def anonymous(self, text: str) -> str:
         """Returns *text* with the other names of devices; of the rest, the words that name nothing."""

@@ -17,7 +17,7 @@ RELIST_TIMEOUT_S = 30.0
 
 
 class Watches:
-    """Three reflectors. Nodes are listed before pods, which hold devices of nodes.
+    """The reflectors. Nodes are listed before pods, which hold devices of nodes.
 
     *node_selector*: a label selector, which the API server evaluates; empty for all nodes.
     """
@@ -28,9 +28,10 @@ class Watches:
         *,
         nodes: Sink[Node],
         pods: Sink[Pod],
-        quotas: Sink[QuotaLimits],
+        quotas: Sink[QuotaLimits] | None,
         node_selector: str,
     ) -> None:
+        """*quotas*: ``None``: they are not watched."""
         selector = {"labelSelector": node_selector} if node_selector else {}
         of_nodes = Reflector(
             api,
@@ -51,6 +52,9 @@ class Watches:
             pods,
             after=of_nodes,
         )
+        self.tasks: tuple[Reflector[Any], ...] = (of_nodes, of_pods)
+        if quotas is None:
+            return
         of_quotas = Reflector(
             api,
             WatchedResource(
@@ -61,7 +65,7 @@ class Watches:
             ),
             quotas,
         )
-        self.tasks: tuple[Reflector[Any], ...] = (of_nodes, of_pods, of_quotas)
+        self.tasks += (of_quotas,)
 
     def catch_up(self, *, relist: bool) -> None:
         """Returns when the cache has been filled. *relist*: reads nodes and pods again. Raises: ClusterError."""

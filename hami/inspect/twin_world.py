@@ -1,0 +1,300 @@
+"""A cluster as a replay has it: its nodes, what pods hold of them, and the scheduler's own decision.
+
+Tables, verdicts, the room for the usual pods and how these are learnt are the scheduler's. Nothing else decides.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy
+
+from hami.inspect.read_recording import Life, NodeSeen
+from hami.model import Device, Pod
+from hami.scheduling.columns import grown
+from hami.scheduling.node_order import is_eligible, node_order_of, weights
+from hami.scheduling.node_resources import NOTHING, NodeResources, requested
+from hami.scheduling.pod_request import PodRequest
+from hami.scheduling.refusal import Choice
+from hami.scheduling.usage import Charge
+from hami.state import dry_run
+from hami.state.bookings import Booking, booking_of
+from hami.state.learning import Learning
+from hami.state.pods import PodRecords
+from hami.state.promises import Promises
+from hami.state.read_pod import PodRecord, PodTraits
+from hami.state.rooms import Rooms
+from hami.state.sighting import Sighting
+from hami.state.stranded import stranded_in
+from hami.state.table import Table
+from hami.state.verdicts import Verdicts
+from hami.state.view import Facts, Policies, View
+from hami.vendors.spec import Catalog
+
+_NEVER = Sighting(0.0)
+
+
+class _KnownRequests(View):
+    """A view that makes the request of pods of one shape once. *known*: by the identity of their containers."""
+
+    def __init__(
+        self, table: Table, facts: Facts, verdicts: Verdicts, known: dict[int, PodRequest | None]
+    ) -> None:
+        super().__init__(table, facts, verdicts=verdicts)
+        self._known = known
+
+    def request_of(self, pod: Pod) -> PodRequest | None:
+        """Returns what *pod* requests."""
+        key = id(pod.containers)
+        if key not in self._known:
+            self._known[key] = super().request_of(pod)
+        return self._known[key]
+
+
+class _Free:
+    """CPU and memory that are free on nodes. Asked for all nodes at once, as kube-scheduler would be."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}
+        self._amounts = numpy.zeros((0, 2), dtype=numpy.int64)
+        self._last: Sequence[str] = ()
+        self._places_of_last = numpy.zeros(0, dtype=numpy.intp)
+
+    def add(self, node: str, resources: NodeResources) -> None:
+        """Adds to what is free on *node*; what pods hold on a node that has gone counts when it comes back."""
+        place = self._places.setdefault(node, len(self._places))
+        if place >= len(self._amounts):
+            self._amounts = grown(self._amounts, 2 * place + 64)
+        self._amounts[place] += (resources.milli_cpu, resources.memory_mib)
+
+    def fitting(self, nodes: Sequence[str], resources: NodeResources) -> Sequence[str]:
+        """Returns those of *nodes* where *resources* are free."""
+        if nodes is not self._last:
+            self._last = nodes
+            self._places_of_last = numpy.fromiter(
+                map(self._places.__getitem__, nodes), numpy.intp, len(nodes)
+            )
+        needed = numpy.array((resources.milli_cpu, resources.memory_mib))
+        # what is not requested may be overcommitted by pods that are on the node already
+        lacks = (self._amounts[self._places_of_last] < needed) & (needed > 0)
+        has_room = numpy.asarray(~lacks.any(axis=1))
+        if has_room.all():
+            return nodes
+        return list(itertools.compress(nodes, has_room.tolist()))
+
+
+class World:
+    """The nodes and pods at one moment of a replay. *policies*: for pods that name none."""
+
+    def __init__(self, vendors: Catalog, policies: Policies) -> None:
+        self._vendors = vendors
+        self._policies = policies
+        self._table = Table()
+        rooms = Rooms(self._table)
+        self._verdicts = Verdicts(self._table, rooms)
+        self._records = PodRecords(self._table, Promises(self._table.bookings, lambda: 0.0))
+        self._learning = Learning(vendors, self._table, self._records, rooms)
+        self._known: dict[int, PodRequest | None] = {}
+        self._pods: dict[str, PodRecord] = {}
+        self._memory: dict[str, int] = {}  # MiB of devices
+        self._devices: dict[str, tuple[str, ...]] = {}
+        self._free = _Free()
+        self._offered: dict[str, None] = {}
+        self.names: Sequence[str] = ()
+        """The nodes that kube-scheduler may offer, sorted."""
+        self.devices = 0
+        """The number of devices."""
+        self.taken = 0.0
+        """The parts of devices that pods hold, added up."""
+
+    # Nodes
+
+    def set_node(self, node: NodeSeen) -> None:
+        """Sets a node as it is now."""
+        by_vendor: dict[str, list[Device]] = {}
+        entry = self._table.nodes.get(node.name)
+        if entry is not None:
+            by_vendor = {vendor: [] for vendor in entry.devices}
+        for device in node.devices:
+            by_vendor.setdefault(device.vendor, []).append(device)
+            self._memory[device.uuid] = device.memory_mib
+        self._devices[node.name] = tuple(device.uuid for device in node.devices)
+        for vendor, devices in by_vendor.items():
+            self._table.set_devices(node.name, vendor, tuple(devices))
+        self._table.set_labels(node.name, node.labels)
+        self.set_left(node.name, node.left)
+        self._offered.pop(node.name, None)
+        if not node.unschedulable:
+            self._offered[node.name] = None
+        self._refresh()
+
+    def set_left(self, name: str, left: NodeResources) -> None:
+        """Sets what pods without devices leave of a node."""
+        if name in self._devices:
+            earlier = self._table.left.get(name, NOTHING)
+            self._table.set_left(name, left)
+            self._free.add(name, left - earlier)
+
+    def remove_node(self, name: str) -> list[str]:
+        """Removes a node, and returns the pods (uids) that were on it."""
+        if self._devices.pop(name, None) is None:
+            return []
+        self._table.remove_node(name)
+        self._table.set_labels(name, None)
+        self._free.add(name, NOTHING - self._table.left.get(name, NOTHING))
+        self._table.set_left(name, None)
+        self._offered.pop(name, None)
+        self._refresh()
+        return [booking.uid for booking in self._table.bookings.on(name)]
+
+    def has_node(self, name: str) -> bool:
+        """Reports whether there is such a node."""
+        return name in self._devices
+
+    def _refresh(self) -> None:
+        self.names = sorted(self._offered)
+        self.devices = sum(map(len, self._devices.values()))
+
+    # Decisions
+
+    def view(self) -> View:
+        """Returns what there is now; it is not to be used after the next change."""
+        facts = Facts(
+            vendors=self._vendors,
+            policies=self._policies,
+            pods=self._pods,
+            usual=self._learning.usual(),
+        )
+        return _KnownRequests(self._table, facts, self._verdicts, self._known)
+
+    def choose(self, pod: Pod, names: Sequence[str] | None = None) -> Choice | None:
+        """Returns the decision on *pod* among *names*, else all nodes, of those that it selects and where CPU and
+        memory suffice; ``None`` if it fits none."""
+        self._learning.begin()
+        view = self.view()
+        if names is None:
+            names = self.names
+        if pod.node_terms:
+            names = [name for name in names if is_eligible(pod, name, view.labels_of(name))]
+        resources = requested(pod)
+        return dry_run.choose(view, pod, self._free.fitting(names, resources))
+
+    def is_offered(self, name: str) -> bool:
+        """Reports whether kube-scheduler may offer a node."""
+        return name in self._offered
+
+    # Pods
+
+    def place(self, life: Life, choice: Choice, at: float) -> None:
+        """Gives the pod of *life* what *choice* says."""
+        request = self.view().request_of(life.pod)
+        assert request is not None, "a pod of a recording requests devices"
+        self._put(life, booking_of(life.pod, request, choice), at)
+        self._learning.placed(life.pod, request)
+
+    def book(
+        self, life: Life, node: str, charges: tuple[tuple[str, tuple[Charge, ...]], ...], at: float
+    ) -> None:
+        """Gives the pod of *life* what it had by the recording."""
+        pod = life.pod
+        if not life.is_initial:
+            self._learning.begin()
+        request = self.view().request_of(pod)
+        uid = pod.ref.uid
+        is_new = uid not in self._table.bookings.by_uid
+        booking = Booking(
+            uid, pod.ref.namespace, node, charges, pod.priority, pod.scope, requested(pod)
+        )
+        self._put(life, booking, at)
+        if is_new and request is not None:
+            self._learning.placed(pod, request)
+
+    def _put(self, life: Life, booking: Booking, at: float) -> None:
+        self._take(self._table.bookings.by_uid.get(booking.uid), -1)
+        self._table.bookings.put(booking)
+        self._take(booking, 1)
+        self._pods[booking.uid] = _record(life, booking.node, at)
+
+    def end(self, uid: str) -> Booking | None:
+        """Ends the pod *uid*, and returns what it held."""
+        self._pods.pop(uid, None)
+        booking = self._table.bookings.pop(uid)
+        if booking is not None:
+            self._take(booking, -1)
+            self._records.ended += 1
+        return booking
+
+    def _take(self, booking: Booking | None, sign: int) -> None:
+        if booking is None:
+            return
+        taken = booking.resources if sign < 0 else NOTHING - booking.resources
+        self._free.add(booking.node, taken)
+        for _, charges in booking.charges:
+            for charge in charges:
+                memory = charge.memory_mib / max(1, self._memory.get(charge.uuid, 0))
+                self.taken += sign * min(1.0, max(charge.cores / 100, memory))
+
+
+def ranks(world: World, pod: Pod, names: Sequence[str]) -> list[tuple[object, ...]]:
+    """Returns what decides about the order of the nodes *names* for *pod*, but for their names."""
+    view = world.view()
+    order = node_order_of(pod, view.facts.policies.node)
+    rows = view.verdicts.rows(names)
+    labels = {name: view.labels_of(name) for name in names}
+    preferred = weights(pod.preferences, names, labels).tolist()
+    scores = view.verdicts.scores(view.request_of(pod), rows, order)
+    return list(zip(preferred, scores, view.table.scores[rows].tolist(), strict=True))
+
+
+def stranded(world: World) -> float | None:
+    """Returns the free parts of devices that are of no use to the usual pods, added up; ``None`` if these are not
+    known."""
+    found = stranded_in(world.view())
+    if found is None:
+        return None
+    return sum(free.stranded for free in found.devices.values())
+
+
+def held_devices(charges: Iterable[tuple[str, Collection[Charge]]]) -> frozenset[str]:
+    """Returns the devices of *charges*."""
+    uuids: set[str] = set()
+    for _, of_vendor in charges:
+        uuids.update(charge.uuid for charge in of_vendor)
+    return frozenset(uuids)
+
+
+def chosen_devices(choice: Choice) -> frozenset[str]:
+    """Returns the devices of *choice*."""
+    uuids: set[str] = set()
+    for shares in choice.placement:
+        uuids.update(share.uuid for share in shares)
+    return frozenset(uuids)
+
+
+def _record(life: Life, node: str, at: float) -> PodRecord:
+    """Returns the record of a pod that runs on *node* since *at*, as far as preemption reads it."""
+    pod = life.pod
+    none: Mapping[str, int] = {}
+    return PodRecord(
+        ref=pod.ref,
+        version=0,
+        node=node,
+        scheduler_name="",
+        assigned_node=node,
+        label=None,
+        phase="Running",
+        bind_phase="",
+        allocating=False,
+        assigned_at=0,
+        assigned=_NEVER,
+        bound_at=0,
+        bound=_NEVER,
+        most_shares=none,
+        terminated=False,
+        seen_at=0.0,
+        group=pod.group,
+        priority=pod.priority,
+        traits=PodTraits(controller=pod.controller, is_protected=bool(pod.labels)),
+        started=int(at),
+    )

@@ -1,0 +1,289 @@
+"""A recording of what a scheduler's store decides, and its replay."""
+
+import gzip
+import random
+
+import pytest
+
+from hami.errors import HamiError
+from hami.inspect.line_writer import LineWriter
+from hami.inspect.read_recording import PodGone, read_recording
+from hami.inspect.recording import KINDS
+from hami.inspect.segments import SegmentWriter, segments_at
+from hami.inspect.tables import Style
+from hami.inspect.traces import NODE_LIST, read_trace
+from hami.inspect.twin import Changes
+from hami.inspect.twin_report import make_twin_report, render_twin
+from hami.state.view import Policies
+from testing.builders import gpus
+from testing.cases import cases
+from testing.recordings import POLICIES, RecordedCluster
+
+
+def recording_in(folder, notes=None):
+    said = [] if notes is None else notes
+    return read_recording(segments_at(folder), said.append, lambda count: None)
+
+
+def report_of(folder, **changes):
+    return make_twin_report(recording_in(folder), Changes(**changes), lambda what, part: None)
+
+
+@pytest.fixture(scope="module", params=["least-waste", "spread"])
+def recorded(request, tmp_path_factory):
+    """A recording of 550 pods, which the store has placed."""
+    folder = tmp_path_factory.mktemp(request.param)
+    cluster = RecordedCluster(folder, policies=Policies(request.param, "binpack"))
+    cluster.run(550, 60, 1500, random.Random(1))
+    return folder
+
+
+@pytest.mark.slow
+def test_the_same_decisions_are_made_again(recorded):
+    report = report_of(recorded)
+    comparison = report.comparison
+    assert comparison.decisions >= 500
+    assert comparison.same >= 0.99 * comparison.decisions
+    explained = sum(count.decisions for count in comparison.causes)
+    assert explained == comparison.decisions - comparison.same
+    assert report.replayed.placed == pytest.approx(report.recorded.placed, abs=10)
+    assert report.replayed.allocated == pytest.approx(report.recorded.allocated, abs=2.0)
+    assert f"Decided again: {comparison.same} of" in render_twin(report, Style())
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A recording of 40 pods on two nodes."""
+    RecordedCluster(tmp_path, nodes=2).run(40, 60, 1500, random.Random(1))
+    return tmp_path
+
+
+def text_in(folder):
+    return "".join(gzip.decompress(path.read_bytes()).decode() for path in segments_at(folder))
+
+
+def test_names_are_hashed(small):
+    text = text_in(small)
+    assert "secret" not in text
+    assert "NVIDIA A40" in text
+
+
+def test_every_field_that_is_recorded_has_a_kind():
+    for record, kinds in KINDS.items():
+        assert set(record.__struct_fields__) == set(kinds)
+
+
+def test_fewer_nodes_mean_longer_waits(small):
+    as_it_was, fewer = report_of(small), report_of(small, without=("1",))
+    assert fewer.replayed.waited.mean_s > as_it_was.replayed.waited.mean_s
+    assert fewer.comparison is None
+    assert fewer.recorded == as_it_was.recorded
+
+
+def test_more_nodes_mean_that_nobody_waits(small):
+    report = report_of(small, added=("like=node-1:20",))
+    assert (report.replayed.waiting, report.replayed.waited.p99_s) == (0, 0.0)
+
+
+@cases(
+    "changes, said",
+    ({"without": ("node-3",)}, "there is no node node-3; did you mean node-2"),
+    ({"without": ("2",)}, "--without=2: the recording has 2 nodes"),
+    ({"added": ("node-1",)}, "--nodes=node-1: expected like=NODE:COUNT"),
+    ({"added": ("like=x:1",)}, "there is no node x"),
+)
+def test_changes_that_are_not_possible(small, changes, said):
+    with pytest.raises(HamiError) as caught:
+        report_of(small, **changes)
+    assert said in str(caught.value)
+
+
+def test_pods_of_higher_priority_evict_others_if_they_may(tmp_path):
+    cluster = RecordedCluster(tmp_path, nodes=1)
+    low = [
+        cluster.place(cluster.create(f"low-{number}", gpus(memory=46_000))) for number in range(4)
+    ]
+    cluster.at += 60
+    cluster.create("high", gpus(memory=46_000), priority=10)
+    cluster.at += 600
+    for bound in low:
+        cluster.end(bound)
+    cluster.recorder.close()
+    without, with_ = report_of(tmp_path), report_of(tmp_path, preemption=True)
+    assert (without.replayed.evicted, with_.replayed.evicted) == (0, 1)
+    waits = {row.priority: row.mean_s for row in with_.replayed.by_priority}
+    assert waits == {10: 0.0, 0: 0.0}
+    assert [row.mean_s for row in without.replayed.by_priority] == [600.0, 0.0]
+
+
+def test_pods_that_were_there_at_the_beginning_stay_where_they_were(tmp_path):
+    first = RecordedCluster(tmp_path / "first", nodes=2)
+    bound = [first.place(first.create(f"p{number}", gpus(memory=46_000))) for number in range(3)]
+    first.recorder.close()
+    later = RecordedCluster(tmp_path / "later", nodes=2, existing=bound)
+    later.at += 100
+    later.recorder.pods.remove(bound[0])
+    later.at += 100
+    later.recorder.close()
+    report = report_of(tmp_path / "later")
+    assert report.recorded.allocated == report.replayed.allocated
+    assert report.replayed.placed == 0
+
+
+def test_a_recording_goes_on_after_a_restart_and_in_new_segments(tmp_path):
+    cluster = RecordedCluster(tmp_path, nodes=2, segment_bytes=1)
+    first = cluster.place(cluster.create("a", gpus()))
+    cluster.recorder.sync()
+    cluster.place(cluster.create("b", gpus()))
+    cluster.recorder.close()
+    again = RecordedCluster(tmp_path, nodes=2, segment_bytes=1, existing=[first])
+    again.recorder.close()
+    assert len(segments_at(tmp_path)) == 3
+    recording = recording_in(tmp_path)
+    assert recording.pods == 2
+    ended = [event.life.number for event in recording.events if isinstance(event, PodGone)]
+    assert ended == [2]
+
+
+def test_old_segments_are_deleted(tmp_path):
+    writer = SegmentWriter(tmp_path, segment_bytes=100, most_bytes=400)
+    lines = LineWriter(writer, "", POLICIES, b"salt", lambda: 1.0)
+    for _ in range(10):
+        lines.begin()
+    lines.close()
+    assert segments_at(tmp_path)[-1].name == "hami-00000010.jsonl.gz"
+    assert len(segments_at(tmp_path)) < 4
+
+
+def test_a_file_that_is_cut_short_is_read_up_to_the_last_whole_line(tmp_path):
+    cluster = RecordedCluster(tmp_path, nodes=2)
+    cluster.place(cluster.create("a", gpus()))
+    cluster.recorder.sync()
+    (path,) = segments_at(tmp_path)
+    data = path.read_bytes()
+    cluster.recorder.close()
+    path.write_bytes(data)
+    notes = []
+    assert recording_in(tmp_path, notes).pods == 1
+    assert notes == [f"{path} is cut short: read up to line 6"]
+    path.write_bytes(data[:-20])
+    assert recording_in(tmp_path, notes).pods == 1
+
+
+def packed(*lines):
+    head = '{"at":1,"head":{"format":"HamiRecording","version":1,"recording":"r","segment":1}}'
+    return gzip.compress("".join(f"{line}\n" for line in (head, *lines)).encode())
+
+
+SHAPE = '{"containers":[{"limits":{"nvidia.com/gpu":"1"}}]}'
+
+
+@cases(
+    "line, said",
+    ('{"at":-1}', "line 2: Expected `float` >= 0.0 - at `$.at`"),
+    ('{"at":1,"strange":1}', "line 2: Object contains unknown field `strange`"),
+    ("{", "line 2: Input data was truncated"),
+    (
+        '{"node":{"name":"n","devices":[{"uuid":"u","vendor":"NVIDIA","model":"m","slots":1e99,"memoryMib":1}]}}',
+        "line 2: Expected `int`, got `float` - at `$.node.devices[0].slots`",
+    ),
+    (
+        '{"node":{"name":"n","devices":[{"uuid":"u","vendor":"x","model":"m","slots":1,"memoryMib":1}]}}',
+        "line 2: node.devices[0].vendor: 'x' with mode 'hami-core' is not replayed",
+    ),
+    (
+        '{"pod":{"uid":"u","namespace":"n","shape":{"containers":[]}}}',
+        "line 2: pod.shape: it requests no devices",
+    ),
+    (
+        '{"pod":{"uid":"u","namespace":"n","shape":{"containers":[{"kind":"x"}]}}}',
+        "line 2: pod.shape.containers[0].kind: 'x', expected init, sidecar, app",
+    ),
+    (
+        '{"pod":{"uid":"u","namespace":"n","shape":{"priority":1}}}',
+        "line 2: pod.shape: Object missing required field `containers`",
+    ),
+    ('{"bound":{"uid":"u","node":"n"}}', "line 2: bound.uid: no pod 'u' has come"),
+    (
+        '{"end":{"lines":1,"sha256":"x"}}',
+        "line 2: end.sha256: the checksum is not that of the lines before",
+    ),
+    (
+        '{"head":{"format":"HamiRecording","version":1,"recording":"other","segment":2}}',
+        "line 2: head.recording: another recording than that of the files before",
+    ),
+)
+def test_errors_name_the_line_and_the_field(tmp_path, line, said):
+    path = tmp_path / "hami-00000001.jsonl.gz"
+    path.write_bytes(packed(line))
+    with pytest.raises(HamiError) as caught:
+        recording_in(tmp_path)
+    assert str(caught.value).startswith(f"{path}: {said}")
+
+
+@cases(
+    "data, said",
+    (b"", "not a recording of hami: no whole line"),
+    (b"no gzip", "not a recording of hami: Error"),
+    (gzip.compress(b"{}\n"), "line 1: head.format: expected HamiRecording"),
+    (gzip.compress(b" " * (5 << 20)), "line 1: longer than 4,194,304 bytes"),
+    (
+        gzip.compress(
+            b'{"head":{"format":"HamiRecording","version":2,"recording":"r","segment":1}}\n'
+        ),
+        "line 1: head.version: 2, this hami reads up to 1: use a newer hami",
+    ),
+)
+def test_files_that_are_no_recordings(tmp_path, data, said):
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    with pytest.raises(HamiError) as caught:
+        recording_in(path)
+    assert str(caught.value).startswith(f"{path}: {said}")
+
+
+def test_an_empty_recording_has_a_report(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(packed())
+    report = report_of(path)
+    assert report.pods == 0
+    assert "0 pods on 0 nodes" in render_twin(report, Style())
+
+
+NODES = "sn,cpu_milli,memory_mib,gpu,model\nnode-0,64000,262144,2,P100\n"
+PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
+
+
+def trace_in(folder, *rows, nodes=NODES):
+    (folder / NODE_LIST).write_text(nodes)
+    path = folder / "pods.csv"
+    path.write_text(PODS + "".join(f"{row}\n" for row in rows))
+    return path
+
+
+def test_a_published_trace_is_replayed(tmp_path):
+    path = trace_in(
+        tmp_path,
+        "a,1000,1000,1,500,,LS,Running,0,100,10",
+        "b,1000,1000,1,500,,LS,Running,5,100,20",
+        "c,1000,1000,0,,,LS,Running,5,100,20",
+        "d,1000,1000,2,1000,,LS,Pending,10,,",
+    )
+    report = make_twin_report(read_trace(path), Changes(), lambda what, part: None)
+    assert (report.pods, report.recorded.placed, report.recorded.waited.mean_s) == (3, 2, 38.3)
+    assert report.recorded.allocated is None
+    assert report.replayed.placed == 3
+    assert report.replayed.waited.p99_s == 80.0
+    assert report.notes[-1] == "1 pods without GPUs are left out"
+
+
+@cases(
+    "row, nodes, said",
+    ("a,x,1,1,500,,LS,Running,0,1,1", NODES, "line 2: cpu_milli: 'x', expected a number"),
+    ("a,1,1,65,500,,LS,Running,0,1,1", NODES, "line 2: num_gpu: '65', expected a number up to 64"),
+    ("a,1,1,1,1001,,LS,Running,0,1,1", NODES, "line 2: gpu_milli: '1001'"),
+    ("a,1,1,1,500,,LS,Running,0,1,1", NODES + "n,1,1,-1,x\n", "line 3: gpu: '-1'"),
+)
+def test_errors_in_traces_name_the_line_and_the_field(tmp_path, row, nodes, said):
+    with pytest.raises(HamiError, match=said):
+        read_trace(trace_in(tmp_path, row, nodes=nodes))
