@@ -1,14 +1,18 @@
 """A recording of what a scheduler's store decides, and its replay."""
 
 import gzip
+import json
 import random
 
 import pytest
+from click.testing import CliRunner
 
+from hami.cli import main
 from hami.errors import HamiError
 from hami.inspect.line_writer import LineWriter
 from hami.inspect.read_recording import PodGone, read_recording
 from hami.inspect.recording import KINDS
+from hami.inspect.recording_program import salt_in
 from hami.inspect.segments import SegmentWriter, segments_at
 from hami.inspect.tables import Style
 from hami.inspect.traces import NODE_LIST, read_trace
@@ -287,3 +291,52 @@ def test_a_published_trace_is_replayed(tmp_path):
 def test_errors_in_traces_name_the_line_and_the_field(tmp_path, row, nodes, said):
     with pytest.raises(HamiError, match=said):
         read_trace(trace_in(tmp_path, row, nodes=nodes))
+
+
+def hami(*args):
+    return CliRunner().invoke(main, [str(word) for word in args])
+
+
+def test_the_command_prints_the_report(small):
+    result = hami("replay", small, "-o", "json", "--policy", "spread", "--preemption", "never")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert (document["kind"], document["nodePolicy"]) == ("TwinReport", "spread")
+    (segment,) = segments_at(small)
+    assert hami("replay", segment).stdout.startswith("40 pods on 2 nodes from 2026-")
+
+
+@cases(
+    "words, said",
+    (["--without", "9"], "error: --without=9: the recording has 2 nodes"),
+    (["--nodes", "x"], "error: --nodes=x: expected like=NODE:COUNT with at most 10,000 nodes"),
+)
+def test_the_command_says_what_is_wrong(small, words, said):
+    result = hami("replay", small, *words)
+    assert (result.exit_code, result.stderr) == (2, f"{said}\n")
+
+
+def test_a_snapshot_has_no_changes(tmp_path):
+    path = tmp_path / "snapshot"
+    path.write_bytes(gzip.compress(b"{}"))
+    result = hami("replay", path, "--policy", "spread")
+    assert result.stderr == f"error: {path}: a snapshot has one moment: its replay has no options\n"
+    assert "not a snapshot of hami" in hami("replay", path).stderr
+
+
+def test_ctrl_c_is_quiet(small, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hami.inspect.twin_report.make_twin_report", interrupted)
+    result = hami("replay", small)
+    assert (result.exit_code, result.output) == (130, "")
+
+
+def test_the_salt_stays(tmp_path):
+    salt = salt_in(tmp_path)
+    assert salt_in(tmp_path) == salt
+    assert (tmp_path / "salt").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "salt").write_bytes(b"short")
+    with pytest.raises(HamiError, match="salt: 5 bytes, expected 32: use another folder"):
+        salt_in(tmp_path)
