@@ -25,6 +25,8 @@ NOTES: Mapping[str, str] = MappingProxyType(
         "hami_container_device_memory_bytes": "the same as `hami_vgpu_memory_used_bytes`",
         "hami_container_device_utilization_ratio": "in the last second",
         "hami_container_last_kernel_elapsed_seconds": "absent before the first",
+        "hami_container_memory_byte_seconds_total": "since the monitor started",
+        "hami_container_memory_given_byte_seconds_total": "since the monitor started",
         "hami_container_memory_host_bytes": "absent where the driver does not report it",
         "hami_container_throttled_seconds_total": "only with this project's limiter",
         "hami_device_recovery_action": "absent where the driver does not say it (before release 570)",

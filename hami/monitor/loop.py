@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,12 +36,12 @@ from hami.monitor.processes import ContainerId, HostProcess, HostProcesses, plai
 from hami.monitor.region_files import RegionFiles, RegionReading
 from hami.monitor.regions import Region, Write, control_writes, uncounted_writes, usage_writes
 from hami.monitor.source import UsageSource
+from hami.monitor.totals import DeviceKey, UseCounters, UseTotals
 from hami.monitor.usage import (
     EXCESS_ROUNDS,
     ContainerReport,
     Excess,
     HostView,
-    Source,
     denies_use,
     excess_of,
     host_pids,
@@ -64,8 +64,6 @@ ERRORS = ("allocation", "driver", "region", "write")
 """Parts of a round that can fail without ending it."""
 TAMPERED = ("block", "limit", "priority", "switch", "disk")
 """Faults that tenants can cause in their regions; the last one ends the containers of the pod."""
-LONGEST_ROUND_S = 10.0
-"""Seconds for which the use that one round sees counts at most: the driver may have hung in between."""
 _NANOSECONDS = 1_000_000_000
 
 
@@ -74,8 +72,8 @@ class NodeReport:
     """The node after a round. *at*: monotonic seconds. *cards*: ``None`` without a driver. *containers*: ``None``
     until the pods are known.
 
-    *tampered*: how often a container has changed what it may not, by container and a word of TAMPERED. *compute*:
-    seconds for which a container has used a device, by container and index of the device.
+    *tampered*: how often a container has changed what it may not, by container and a word of TAMPERED. *totals*: what
+    a container has used of a device, by container and index of the device.
     """
 
     node: str
@@ -83,7 +81,7 @@ class NodeReport:
     cards: Sequence[CardUsage] | None = None
     containers: Sequence[ContainerReport] | None = None
     tampered: Mapping[tuple[Key, str], int] = field(default_factory=dict)
-    compute: Mapping[tuple[Key, int], float] = field(default_factory=dict)
+    totals: Mapping[DeviceKey, UseTotals] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +131,7 @@ class MonitorLoop:
         self._memories: dict[Key, _Memory] = {}
         self._written: dict[Key, tuple[RegionReading, Region]] = {}  # when it was last written
         self._tampered: Counter[tuple[Key, str]] = Counter()
-        self._compute: defaultdict[tuple[Key, int], float] = defaultdict(float)
-        self._round_at = math.inf
+        self._totals = UseCounters()
         self._reported = OncePerKey()
         self._lock = threading.Lock()  # guards _errors
         self._errors: Counter[str] = Counter(dict.fromkeys(ERRORS, 0))
@@ -173,14 +170,14 @@ class MonitorLoop:
                 if reading.is_held:
                     self._end(container, pods)
             reports.append(report)
-        self._add_compute(reports, clock)
+        self._totals.add(reports, clock)
         return NodeReport(
             node=self._node,
             at=clock,
             cards=cards,
             containers=tuple(reports),
             tampered=dict(self._tampered),
-            compute=dict(self._compute),
+            totals=self._totals.read(),
         )
 
     def release(self) -> None:
@@ -220,19 +217,7 @@ class MonitorLoop:
                 del memory[key]
         for fault in [fault for fault in self._tampered if fault[0] not in keys]:
             del self._tampered[fault]
-        for device in [device for device in self._compute if device[0] not in keys]:
-            del self._compute[device]
-
-    def _add_compute(self, reports: Iterable[ContainerReport], clock: float) -> None:
-        """Adds up the use of each device by each container since the last round, at its latest utilization."""
-        passed = max(0.0, min(clock - self._round_at, LONGEST_ROUND_S))
-        self._round_at = clock
-        for report in reports:
-            for usage in report.devices:
-                if usage.utilization_source is not Source.NONE:
-                    self._compute[report.container.key, usage.device.index] += (
-                        passed * usage.utilization / 100
-                    )
+        self._totals.forget_others(keys)
 
     def _read(self, container: MonitoredContainer, clock: float) -> RegionReading:
         """Reads the region of a container, and shows a limiter of ours in it that a monitor is at work."""

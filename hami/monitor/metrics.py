@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from hami.devices.usage import CardUsage
 from hami.monitor.loop import TAMPERED, NodeReport
+from hami.monitor.totals import UseTotals
 from hami.monitor.usage import ContainerReport, DeviceUsageReport
 from hami.web.exposition import ZONE, Family, Gauge, escape_label, gauge_families
 
@@ -121,6 +122,16 @@ def _counters(report: NodeReport) -> Iterator[Metric]:
         "Time for which a container has used the compute of a device",
         labels=_DEVICE_LABELS,
     )
+    memory = CounterMetricFamily(
+        "hami_container_memory_byte_seconds",
+        "Memory of a device that a container has used, times seconds",
+        labels=_DEVICE_LABELS,
+    )
+    given = CounterMetricFamily(
+        "hami_container_memory_given_byte_seconds",
+        "Memory of a device that a container was given, times the seconds in which its use was known",
+        labels=_DEVICE_LABELS,
+    )
     tampered = CounterMetricFamily(
         "hami_vgpu_tampered",
         "Changes of a container to what only the monitor or the device plugin may write",
@@ -132,15 +143,22 @@ def _counters(report: NodeReport) -> Iterator[Metric]:
             of_device = (*labels, usage.device.card, str(usage.device.index), ZONE)
             if usage.throttled is not None:
                 throttled.add_metric(of_device, usage.throttled)
-            seconds = report.compute.get((entry.container.key, usage.device.index))
-            if seconds is not None:
-                compute.add_metric(of_device, seconds)
+            totals = report.totals.get((entry.container.key, usage.device.index), UseTotals())
+            for family, total in (
+                (compute, totals.compute_s),
+                (memory, totals.memory_byte_s),
+                (given, totals.given_byte_s),
+            ):
+                if total is not None:
+                    family.add_metric(of_device, total)
         for fault in TAMPERED:
             count = report.tampered.get((entry.container.key, fault), 0)
             if count or entry.reading.region is not None:
                 tampered.add_metric((*labels, fault, ZONE), count)
     yield throttled
     yield compute
+    yield memory
+    yield given
     yield tampered
 
 

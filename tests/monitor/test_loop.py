@@ -14,7 +14,7 @@ from hami.codec.keys import MIG_ALLOCATIONS
 from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.model import Partition
 from hami.monitor.feedback import BLOCKED, DENIED_S
-from hami.monitor.loop import LONGEST_ROUND_S
+from hami.monitor.totals import LONGEST_ROUND_S, UseTotals
 from hami.monitor.usage import Source
 from hami.node.instances import GivenInstance, render_instances
 from hami.node.limits import ContainerLimits, DeviceLimit, render_limits
@@ -162,17 +162,31 @@ def test_the_driver_is_believed(stage):
     assert (found["b"].used, found["b"].utilization) == (0, 0)
 
 
-def test_compute_of_containers_adds_up(stage):
+def test_the_use_of_containers_adds_up(stage):
     stage.pods = [node_pod("a", CARD), node_pod("b", OTHER)]
     stage.work("a", 4007, GIB, 40)
     stage.run()
     stage.work("a", 4008, GIB, 25)
     stage.run()
     stage.clock += 60  # the driver has hung: nobody knows what happened meanwhile
-    compute = {key[0]: seconds for (key, _), seconds in stage.run().compute.items()}
-    assert compute == {uid_of("a"): pytest.approx(0.65 * (1 + LONGEST_ROUND_S)), uid_of("b"): 0}
+    totals = {key[0]: each for (key, _), each in stage.run().totals.items()}
+    seconds = 1 + LONGEST_ROUND_S
+    assert totals == {
+        uid_of("a"): UseTotals(
+            compute_s=pytest.approx(0.65 * seconds),
+            memory_byte_s=2 * GIB * seconds,
+            given_byte_s=GIB * seconds,
+        ),
+        uid_of("b"): UseTotals(compute_s=0, memory_byte_s=0, given_byte_s=GIB * seconds),
+    }
     stage.pods.pop()
-    assert len(stage.run().compute) == 1
+    assert len(stage.run().totals) == 1
+
+
+def test_no_use_is_added_up_where_nobody_knows_it(stage):
+    stage.pods = [node_pod("a", "GPU-9")]
+    stage.run()
+    assert list(stage.run().totals.values()) == [UseTotals()]
 
 
 def test_a_container_that_started_again_and_an_init_container_are_found(stage):

@@ -87,9 +87,11 @@ def test_names_and_labels_are_those_of_hami_s_monitor(stage):
             assert [labels for labels, _ in found[name]] == [DEVICE]
 
 
-def test_compute_counts_seconds_of_the_device(stage):
+def test_use_counts_seconds_of_the_device(stage):
     stage.run()
     _, found = page(stage, stage.run())
+    assert found["hami_container_memory_byte_seconds_total"] == [(DEVICE, 500 * MIB)]
+    assert found["hami_container_memory_given_byte_seconds_total"] == [(DEVICE, GIB)]
     assert found["hami_container_compute_seconds_total"] == [(DEVICE, 0.33)]
 
 
