@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from hami.errors import MalformedInput
 
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 INT32_MAX = 2**31 - 1
 
 LONGEST = 1000  # characters of a quantity; Python refuses to convert more than some thousand digits

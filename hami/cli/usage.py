@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import click
 
 from hami.cli.client import Answer, Client, people_command, show_note
@@ -20,6 +23,9 @@ from hami.inspect.usage import (
 )
 from hami.runtime.options import read_text
 
+if TYPE_CHECKING:
+    from hami.inspect.prometheus import Fetch
+
 
 @people_command(
     "usage",
@@ -27,6 +33,7 @@ from hami.runtime.options import read_text
 hami usage
 hami usage --since 4w --by owner -n team-a
 hami usage --since 2026-11-01 --prices prices.yaml -o csv
+hami usage --waste --prometheus http://localhost:9090
 """,
     forms=(CSV, FOCUS),
 )
@@ -40,9 +47,9 @@ hami usage --since 2026-11-01 --prices prices.yaml -o csv
 @click.option(
     "--by",
     type=click.Choice(tuple(GROUPS)),
-    default="namespace",
-    show_default=True,
-    help="The rows. Workloads (owner) are known by whole days.",
+    default=None,
+    show_default="namespace, or pod with --waste",
+    help="The rows. Workloads (owner) are known by whole days, pods while they exist.",
 )
 @click.option(
     "--share",
@@ -59,6 +66,19 @@ hami usage --since 2026-11-01 --prices prices.yaml -o csv
     help="Prices of GPU-hours (YAML): currency, prices by model, and default.",
 )
 @click.option(
+    "--prometheus",
+    default="",
+    metavar="URL",
+    help="Prometheus with the metrics of HAMi's monitors. Adds what was used and what was wasted to namespaces, "
+    "workloads and pods, and pods that have ended.",
+)
+@click.option(
+    "--waste",
+    is_flag=True,
+    help="The most wasted first; pods with the command that would fit their peaks (of 7 days at most). "
+    "Requires --prometheus.",
+)
+@click.option(
     "--usage-namespace",
     default="hami-usage",
     show_default=True,
@@ -70,34 +90,67 @@ def usage_command(
     client: Client,
     style: Style,
     since: str,
-    by: str,
-    share: str,
+    by: str | None,
     prices: str,
+    prometheus: str,
+    waste: bool,
     usage_namespace: str,
+    **counted: str,
 ) -> Answer:
     """Show who has held how much of the devices, from the Bindings of pods to their ends.
 
-    It shows what was allocated, not what was used; -n leaves the other namespaces out. -o csv and -o focus are for
-    spreadsheets and billing; the latter has the columns of FOCUS by the hour. Needs the right to get ConfigMaps in the
-    namespace of the records.
+    It shows what was allocated; with --prometheus also what was used of it. -n leaves the other namespaces out. -o csv
+    and -o focus are for spreadsheets and billing; the latter has the columns of FOCUS by the hour. Needs the right to
+    get ConfigMaps in the namespace of the records; --by pod reads the cluster instead.
     """
-    from hami.inspect.read_usage import UsageReader
-
     if client.snapshot:
         raise HamiError("--snapshot: a snapshot has no usage")
-    priced = parse_prices(read_text("--prices", prices), prices) if prices else None
+    if waste and not prometheus:
+        raise HamiError("--waste: requires --prometheus, since only monitors know what was used")
+    query = UsageQuery(
+        since=0,
+        until=0,
+        by=by or ("pod" if waste else "namespace"),
+        namespace=client.namespace,
+        prices=parse_prices(read_text("--prices", prices), prices) if prices else None,
+        by_waste=waste,
+        **counted,
+    )
+    fetch = _fetch(prometheus) if prometheus else None
+    if query.by == "pod":
+        if style.form == FOCUS:
+            raise HamiError("-o focus: rows of pods are not known by the hour")
+        return _of_pods(client, style, query, since, fetch)
+    return _of_records(client, style, query, since, fetch, usage_namespace)
+
+
+def _fetch(url: str) -> Fetch:
+    from hami.inspect.measured_use import ANSWER_LIMIT, TIMEOUT_S
+    from hami.inspect.prometheus import check_url, make_fetch
+
+    check_url("--prometheus", url)
+    return make_fetch(url, timeout_s=TIMEOUT_S, limit=ANSWER_LIMIT)
+
+
+def _of_records(
+    client: Client,
+    style: Style,
+    query: UsageQuery,
+    since: str,
+    fetch: Fetch | None,
+    usage_namespace: str,
+) -> Answer:
+    from hami.inspect.read_usage import UsageReader
+
     reader = UsageReader(client.connect(client), usage_namespace, show_note)
     sums = reader.current()
-    query = UsageQuery(
-        since=parse_since(since, sums.settled),
-        until=sums.settled,
-        by=by,
-        namespace=client.namespace,
-        share=share,
-        prices=priced,
-    )
-    days = list(reader.days(sums, query.start, with_owners=by == "owner"))
+    query = replace(query, since=parse_since(since, sums.settled), until=sums.settled)
+    days = list(reader.days(sums, query.start, with_owners=query.by == "owner"))
     report = make_report(days, query)
+    if fetch is not None:
+        from hami.inspect.measured_use import read_use_of
+
+        report = make_report(days, query, read_use_of(fetch, days, query, show_note))
 
     def text() -> str:
         if style.form == CSV:
@@ -105,5 +158,29 @@ def usage_command(
         if style.form == FOCUS:
             return render_focus(days, query)
         return render_usage(report, style)
+
+    return Answer(document=report, text=text, kind="UsageReport")
+
+
+def _of_pods(
+    client: Client, style: Style, query: UsageQuery, since: str, fetch: Fetch | None
+) -> Answer:
+    from hami.inspect.measured_use import read_peaks, read_use
+    from hami.inspect.usage_by_pod import make_pod_report
+
+    record = client.read()
+    now = int(record.taken.timestamp())
+    query = replace(query, since=parse_since(since, now), until=now)
+    use, peaks = None, None
+    if fetch is not None:
+        use = read_use(fetch, query.start, now, ("namespace", "pod"), query.namespace)
+    else:
+        show_note("pods that have ended are known with --prometheus only")
+    if fetch is not None and query.by_waste:
+        peaks = read_peaks(fetch, query.start, now, query.namespace)
+    report = make_pod_report(record, query, use, peaks)
+
+    def text() -> str:
+        return render_csv(report) if style.form == CSV else render_usage(report, style)
 
     return Answer(document=report, text=text, kind="UsageReport")

@@ -1,37 +1,25 @@
 """Allocated and used memory over the last hours, as Prometheus has it. Nothing in its answer is trusted.
 
-An answer has a limit on its size, its time and its points, and only shares between 0 and 1 are taken from it.
+An answer has a limit on its points, and only shares between 0 and 1 are taken from it.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Sequence
 
-import msgspec
-import urllib3
-from urllib3.exceptions import HTTPError
-
-from hami.codec.documents import decode
 from hami.dashboard.caches import Poller, PollLimits
-from hami.errors import HamiError
+from hami.inspect.prometheus import Fetch, parse_number, parse_series
 from hami.inspect.tables import OutputRecord
 
 HOURS = 6
 STEP_S = 300
 MAX_POINTS = HOURS * 3600 // STEP_S + 1
-ANSWER_LIMIT = 1 << 20  # bytes
-TIMEOUT_S = 5.0
 LIMITS = PollLimits(interval=120.0, shown=900.0, viewed=180.0, values=256, at_once=2)
 
 _ALLOCATED, _USED = "hami_gpu_memory_allocated_bytes", "hami_host_gpu_memory_used_bytes"
 _TOTAL = "hami_gpu_memory_limit_bytes"
-
-
-class NoHistory(HamiError):
-    """Prometheus does not answer, or its answer cannot be used."""
 
 
 class UsageHistory(OutputRecord, frozen=True):
@@ -46,24 +34,6 @@ class UsageHistory(OutputRecord, frozen=True):
     used: tuple[int | None, ...]
 
 
-class _RangeSeries(msgspec.Struct):
-    values: list[tuple[float, str]] = []
-
-
-class _RangeData(msgspec.Struct):
-    result: list[_RangeSeries] = []
-
-
-class _RangeAnswer(msgspec.Struct):
-    data: _RangeData
-
-
-_ANSWER = msgspec.json.Decoder(_RangeAnswer)
-
-Fetch = Callable[[str, float, float], bytes]
-"""Returns the answer to a query over a range of Unix seconds. Raises: NoHistory."""
-
-
 def expression(metric: str, node: str) -> str:
     """Returns the share of the memory of the cards of *node* that *metric* has; of all nodes if it is empty."""
     selector = "{node=%s}" % json.dumps(node) if node else ""
@@ -74,56 +44,24 @@ def expression(metric: str, node: str) -> str:
 def read_history(fetch: Fetch, node: str, now: float) -> UsageHistory:
     """Returns the history of *node* until *now* (Unix seconds); of all nodes if it is empty.
 
-    Raises: NoHistory, MalformedInput.
+    Raises: NoMetrics, MalformedInput.
     """
     end = now // STEP_S * STEP_S
     start = end - HOURS * 3600
-    allocated = _shares(fetch(expression(_ALLOCATED, node), start, end), start)
-    used = _shares(fetch(expression(_USED, node), start, end), start)
+    allocated = _shares(fetch(expression(_ALLOCATED, node), start, end, STEP_S), start)
+    used = _shares(fetch(expression(_USED, node), start, end, STEP_S), start)
     return UsageHistory(HOURS, STEP_S, allocated, used)
 
 
 def _shares(body: bytes, start: float) -> tuple[int | None, ...]:
     shares: list[int | None] = [None] * MAX_POINTS
-    for series in decode("answer of Prometheus", _ANSWER, body).data.result[:1]:
+    for series in parse_series(body)[:1]:
         for at, text in series.values[: 2 * MAX_POINTS]:
             place = (at - start) / STEP_S
-            value = _number(text)
+            value = parse_number(text)
             if 0 <= place < MAX_POINTS and 0 <= value <= 2:
                 shares[int(place)] = round(100 * value)
     return tuple(shares)
-
-
-def _number(text: str) -> float:
-    """Returns the number that *text* is; not a number if it is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-def make_fetch(url: str) -> Fetch:
-    """Returns what asks the Prometheus at *url*."""
-    pool = urllib3.PoolManager(retries=False, timeout=urllib3.Timeout(total=TIMEOUT_S))
-
-    def fetch(query: str, start: float, end: float) -> bytes:
-        fields = {"query": query, "start": str(start), "end": str(end), "step": str(STEP_S)}
-        address = f"{url.rstrip('/')}/api/v1/query_range"
-        try:
-            answer = pool.request(
-                "GET", address, fields=fields, preload_content=False, redirect=False
-            )
-            try:
-                body = answer.read(ANSWER_LIMIT + 1)
-            finally:
-                answer.close()
-        except (HTTPError, OSError) as error:
-            raise NoHistory(f"Prometheus does not answer: {type(error).__name__}") from error
-        if answer.status != 200 or len(body) > ANSWER_LIMIT:
-            raise NoHistory(f"Prometheus answers with status {answer.status}, {len(body)} bytes")
-        return body
-
-    return fetch
 
 
 def history_poller(

@@ -17,7 +17,7 @@ from hami.dashboard.caches import Poller, Renderings
 from hami.dashboard.explainer import explainer
 from hami.dashboard.front_proxy import REFRESH_S as FRONT_PROXY_S
 from hami.dashboard.front_proxy import FrontProxy
-from hami.dashboard.history import UsageHistory, history_poller, make_fetch, no_history
+from hami.dashboard.history import UsageHistory, history_poller, no_history
 from hami.dashboard.inspect_api import Explanations, create_inspect_api
 from hami.dashboard.live import LiveCluster
 from hami.dashboard.monitors import Monitors, use_poller
@@ -33,6 +33,7 @@ from hami.dashboard.viewed_pods import (
 from hami.dashboard.views import Views
 from hami.dashboard.waiting import WaitingPods
 from hami.dra.watches import watch_devices
+from hami.inspect.prometheus import make_fetch
 from hami.inspect.read import Reader
 from hami.kube.api import Api
 from hami.kube.reviews import Reviews

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from hami.errors import HamiError
+from hami.inspect.prometheus import check_url
 from hami.runtime.options import ADDRESS, Address, File, Flag, Value, whole_number
 from hami.runtime.settings import ClusterSettings, check_key_pair, cluster_values
 
@@ -70,10 +71,8 @@ class DashboardSettings(ClusterSettings):
             raise HamiError(
                 "--inspect-bind-address: requires a --bind-address that is not a loopback address"
             )
-        if self.prometheus_url and not self.prometheus_url.startswith(("http://", "https://")):
-            raise HamiError(
-                f"--prometheus-url={self.prometheus_url}: expected a URL such as http://prometheus:9090"
-            )
+        if self.prometheus_url:
+            check_url("--prometheus-url", self.prometheus_url)
         if self.monitor_port > 65_535:
             raise HamiError("--monitor-port: expected a port from 1 to 65535")
 

@@ -23,10 +23,12 @@ from hami.codec.usage_sums import DAY_S, HOUR_S, HeldAmounts, OwnerKey, UsageDay
 from hami.errors import MalformedInput
 from hami.inspect.tables import Column, OutputRecord, Style, printable, render_rows
 from hami.plurals import counted
+from hami.quantity import GIB, MIB
 
 GROUPS = {
     "namespace": ("namespace", "namespaces"),
     "owner": ("workload", "workloads"),
+    "pod": ("pod", "pods"),
     "model": ("model", "models"),
     "priority": ("priority class", "priority classes"),
     "vendor": ("vendor", "vendors"),
@@ -57,16 +59,46 @@ class UsagePrices(msgspec.Struct, forbid_unknown_fields=True):
         return self.prices.get(model, self.default)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredUse:
+    """What was used while a monitor measured. *compute_s*: seconds of all compute of a device. *memory_byte_s*: of the
+    memory in use. *given_byte_s*: of the memory given meanwhile."""
+
+    compute_s: float = 0.0
+    memory_byte_s: float = 0.0
+    given_byte_s: float = 0.0
+
+    def plus(self, other: MeasuredUse) -> MeasuredUse:
+        """Returns the sum."""
+        return MeasuredUse(
+            compute_s=self.compute_s + other.compute_s,
+            memory_byte_s=self.memory_byte_s + other.memory_byte_s,
+            given_byte_s=self.given_byte_s + other.given_byte_s,
+        )
+
+
+UseOf = Callable[[str], MeasuredUse | None]
+"""Returns what a group has used; ``None`` if nobody has measured it."""
+
+
 class UsageRow(OutputRecord, frozen=True):
-    """The sums of one group, in hours. *name*: of the group; a workload is NAMESPACE/KIND/NAME. *device_hours*: of
-    devices of which something was held, whatever part. *cost*: absent without prices of all its models."""
+    """The sums of one group, in hours. *name*: of the group; a workload is NAMESPACE/KIND/NAME, a pod NAMESPACE/NAME.
+    *device_hours*: of devices of which something was held, whatever part. *cost*: absent without prices of all its
+    models. Of pods that have ended only *gib_hours*, and what they have used, are known.
+
+    *used_...*: what was used while a monitor measured, *wasted_gpu_hours* what was not; absent where none did.
+    *resize*: the commands after which each container has what it has needed."""
 
     name: str
-    gpu_hours: float
+    gpu_hours: float | None
     gib_hours: float
-    core_hours: float
-    device_hours: float
+    core_hours: float | None
+    device_hours: float | None
     cost: float | None = None
+    used_gpu_hours: float | None = None
+    wasted_gpu_hours: float | None = None
+    used_gib_hours: float | None = None
+    resize: tuple[str, ...] = ()
 
 
 class UsageReport(OutputRecord, frozen=True):
@@ -85,7 +117,7 @@ class UsageReport(OutputRecord, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageQuery:
-    """The question. *namespace*: empty for all."""
+    """The question. *namespace*: empty for all. *by_waste*: what was wasted first, instead of what was held."""
 
     since: int
     until: int
@@ -93,10 +125,13 @@ class UsageQuery:
     namespace: str = ""
     share: str = "dominant"
     prices: UsagePrices | None = None
+    by_waste: bool = False
 
     @property
     def start(self) -> int:
         """The beginning of the hour of *since*, or of its day, where sums are only known by day."""
+        if self.by == "pod":
+            return self.since
         unit = DAY_S if self.by == "owner" else HOUR_S
         return self.since - self.since % unit
 
@@ -128,23 +163,39 @@ def parse_prices(text: str, source: str) -> UsagePrices:
     return decode_yaml(text, UsagePrices, source, unique_keys=True)
 
 
-def make_report(days: Sequence[UsageDay], query: UsageQuery) -> UsageReport:
+def make_report(
+    days: Sequence[UsageDay], query: UsageQuery, use_of: UseOf = lambda name: None
+) -> UsageReport:
     """Returns the sums of *days* that are asked for."""
     groups: dict[str, dict[str, HeldAmounts]] = defaultdict(dict)
     for group, model, amounts in _amounts(days, query):
         models = groups[group]
         models[model] = models.get(model, HeldAmounts()).plus(amounts)
-    rows = [_row(name, models, query) for name, models in groups.items()]
+    rows = [make_row(name, models, query, use_of(name)) for name, models in groups.items()]
+    return report_of(rows, query, _covered_s(days, query))
+
+
+def report_of(rows: Iterable[UsageRow], query: UsageQuery, covered_s: int) -> UsageReport:
+    """Returns the report with *rows*. *covered_s*: seconds in which somebody recorded."""
+    order = _by_waste if query.by_waste else _by_size
     return UsageReport(
         since=_time(query.start),
         until=_time(query.until),
         by=query.by,
         share=query.share,
         hours=_hours(query.until - query.start),
-        covered_hours=_hours(_covered_s(days, query)),
-        items=tuple(sorted(rows, key=lambda row: (-row.gpu_hours, row.name))),
+        covered_hours=_hours(covered_s),
+        items=tuple(sorted(rows, key=order)),
         currency=query.prices.currency if query.prices else "",
     )
+
+
+def _by_size(row: UsageRow) -> tuple[float, float, str]:
+    return -(row.gpu_hours or 0), -row.gib_hours, row.name
+
+
+def _by_waste(row: UsageRow) -> tuple[float, float, float, str]:
+    return -(row.wasted_gpu_hours or 0), *_by_size(row)
 
 
 def _amounts(days: Iterable[UsageDay], query: UsageQuery) -> Iterator[tuple[str, str, HeldAmounts]]:
@@ -189,7 +240,10 @@ def _group(key: UsageKey, by: str) -> str:
     return groups[by]
 
 
-def _row(name: str, models: Mapping[str, HeldAmounts], query: UsageQuery) -> UsageRow:
+def make_row(
+    name: str, models: Mapping[str, HeldAmounts], query: UsageQuery, use: MeasuredUse | None = None
+) -> UsageRow:
+    """Returns the row of a group that has held these sums, by model. *use*: what it has used, if that is known."""
     total, cost = HeldAmounts(), 0.0
     is_priced = query.prices is not None
     for model, amounts in models.items():
@@ -199,7 +253,7 @@ def _row(name: str, models: Mapping[str, HeldAmounts], query: UsageQuery) -> Usa
             is_priced = False
         else:
             cost += price * gpu_hours(amounts, query.share)
-    return UsageRow(
+    row = UsageRow(
         name=name,
         gpu_hours=round(gpu_hours(total, query.share), 3),
         gib_hours=round(total.memory_mib / 1024 / HOUR_S, 3),
@@ -207,6 +261,41 @@ def _row(name: str, models: Mapping[str, HeldAmounts], query: UsageQuery) -> Usa
         device_hours=_hours(total.devices),
         cost=round(cost, 4) if is_priced else None,
     )
+    if use is None:
+        return row
+    return _with_use(row, total, use, query.share)
+
+
+def _with_use(row: UsageRow, total: HeldAmounts, use: MeasuredUse, share: str) -> UsageRow:
+    """Returns *row* with what was used. A monitor may have measured a part of the time or of the pods: only as much as
+    it knows can be wasted."""
+    if not use.given_byte_s or not total.memory_mib:
+        return row
+    part = min(1.0, use.given_byte_s / MIB / total.memory_mib)
+    memory = part * total.memory_share / 1000 / HOUR_S * use.memory_byte_s / use.given_byte_s
+    used = _share_of(share, memory, use.compute_s / HOUR_S)
+    held = part * gpu_hours(total, share)
+    return msgspec.structs.replace(
+        row,
+        used_gpu_hours=round(used, 3),
+        wasted_gpu_hours=round(max(0.0, held - used), 3),
+        used_gib_hours=gib_hours(use.memory_byte_s),
+    )
+
+
+def _share_of(share: str, memory: float, cores: float) -> float:
+    shares = {
+        "dominant": max(memory, cores),
+        "memory": memory,
+        "cores": cores,
+        "mean": (memory + cores) / 2,
+    }
+    return shares[share]
+
+
+def gib_hours(byte_s: float) -> float:
+    """Returns bytes times seconds as GiB-hours."""
+    return round(byte_s / GIB / HOUR_S, 3)
 
 
 def gpu_hours(amounts: HeldAmounts, share: str) -> float:
@@ -244,26 +333,53 @@ def render_usage(report: UsageReport, style: Style) -> str:
     """Returns the table of *report* and what it is about."""
     columns: list[Column[UsageRow]] = [
         Column(report.by.upper(), "name"),
-        Column("GPU-HOURS", lambda row: f"{row.gpu_hours:,.1f}"),
-        Column("GIB-HOURS", lambda row: f"{row.gib_hours:,.0f}"),
-        Column("CORE-HOURS", lambda row: f"{row.core_hours:,.1f}"),
-        Column("DEVICE-HOURS", lambda row: f"{row.device_hours:,.1f}", wide=True),
+        Column("GPU-HOURS", lambda row: _amount(row.gpu_hours, 1)),
+    ]
+    if _is_measured(report):
+        columns += [
+            Column("USED", _used_text),
+            Column("WASTED", lambda row: _amount(row.wasted_gpu_hours, 1)),
+        ]
+    columns.append(Column("GIB-HOURS", lambda row: _amount(row.gib_hours, 0)))
+    if _is_measured(report):
+        columns.append(Column("GIB USED", lambda row: _amount(row.used_gib_hours, 0)))
+    columns += [
+        Column("CORE-HOURS", lambda row: _amount(row.core_hours, 1)),
+        Column("DEVICE-HOURS", lambda row: _amount(row.device_hours, 1), wide=True),
     ]
     if any([row.cost is not None for row in report.items]):
         title = " ".join(filter(None, ("COST", printable(report.currency))))
-        columns.append(Column(title, _cost_text))
+        columns.append(Column(title, lambda row: _amount(row.cost, 2)))
+    if any([row.resize for row in report.items]):
+        columns.append(Column("RESIZE", lambda row: "; ".join(row.resize)))
     table = render_rows(report.items, columns, style)
     if not style.headers:
         return table
     return f"{table}\n{_summary(report)}"
 
 
-def _cost_text(row: UsageRow) -> str:
-    return "" if row.cost is None else f"{row.cost:,.2f}"
+def _amount(value: float | None, digits: int) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.{digits}f}"
+
+
+def _is_measured(report: UsageReport) -> bool:
+    return any([row.used_gib_hours is not None for row in report.items])
+
+
+def _used_text(row: UsageRow) -> str:
+    """Returns the percent of what was held while somebody measured."""
+    if row.used_gpu_hours is None or row.wasted_gpu_hours is None:
+        return ""
+    held = row.used_gpu_hours + row.wasted_gpu_hours
+    if not held:
+        return ""
+    return f"{100 * row.used_gpu_hours / held:.0f} %"
 
 
 def _summary(report: UsageReport) -> str:
-    total = sum([row.gpu_hours for row in report.items])
+    total = sum([row.gpu_hours or 0 for row in report.items])
     return (
         f"{counted(len(report.items), *GROUPS[report.by])}, {total:,.1f} GPU-hours "
         f"({_SHARE_TEXTS[report.share]}).\n"
@@ -274,13 +390,13 @@ def _summary(report: UsageReport) -> str:
 
 def render_csv(report: UsageReport) -> str:
     """Returns the rows of *report* as CSV."""
-    head = (report.by, "gpu_hours", "gib_hours", "core_hours", "device_hours", "cost")
-    rows: list[Sequence[object]] = [head]
+    names = ["gpu_hours", "gib_hours", "core_hours", "device_hours", "cost"]
+    if _is_measured(report):
+        names += ["used_gpu_hours", "wasted_gpu_hours", "used_gib_hours"]
+    rows: list[Sequence[object]] = [(report.by, *names)]
     for row in report.items:
-        cost = "" if row.cost is None else row.cost
-        rows.append(
-            (row.name, row.gpu_hours, row.gib_hours, row.core_hours, row.device_hours, cost)
-        )
+        values = [getattr(row, name) for name in names]
+        rows.append((row.name, *["" if value is None else value for value in values]))
     return _csv(rows)
 
 

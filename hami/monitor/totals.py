@@ -1,4 +1,4 @@
-"""What containers have used of their devices since the monitor started: sums over the rounds.
+"""Sums of what containers have used of their devices since the monitor started, over its rounds.
 
 A counter must never go back, and nobody's may grow without bound: of each round it takes what was clamped, times a
 bounded time. So the figures of a tenant's region cannot make more of them than its device can do.
@@ -59,12 +59,18 @@ class UseCounters:
 
 def _sum(totals: UseTotals, usage: DeviceUsageReport, passed: float) -> UseTotals:
     if usage.utilization_source is not Source.NONE:
-        compute_s = (totals.compute_s or 0.0) + passed * usage.utilization / 100
-        totals = replace(totals, compute_s=compute_s)
+        compute_s = passed * usage.utilization / 100
+        totals = replace(totals, compute_s=_plus(totals.compute_s, compute_s))
     if usage.memory_source is not Source.NONE:
         totals = replace(
             totals,
-            memory_byte_s=(totals.memory_byte_s or 0.0) + passed * usage.used,
-            given_byte_s=(totals.given_byte_s or 0.0) + passed * usage.device.memory,
+            memory_byte_s=_plus(totals.memory_byte_s, passed * usage.used),
+            given_byte_s=_plus(totals.given_byte_s, passed * usage.device.memory),
         )
     return totals
+
+
+def _plus(total: float | None, more: float) -> float:
+    if total is None:
+        return more
+    return total + more

@@ -6,92 +6,31 @@ pod holds is what the store has booked for it; a resize ends an interval and beg
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import datetime
-from itertools import chain
 
 import msgspec
 
 from hami.codec.times import parse_time
-from hami.codec.usage_sums import (
-    MAX_NAME,
-    NOTHING_HELD,
-    HeldAmounts,
-    UsageDay,
-    UsageKey,
-    UsageSums,
-)
+from hami.codec.usage_sums import UsageDay, UsageSums
 from hami.kube.reflector import Sink
-from hami.model import Device, Pod
-from hami.scheduling.usage import Charge
+from hami.model import Pod
 from hami.state.counting import what_counts
+from hami.state.held import Charges, HeldReader, begin_of
 from hami.state.ledger import HeldDevices, HeldInterval, Ledger, resumed
 from hami.state.read_pod import PodRecord, read_bookings
 from hami.state.store import Store
-from hami.vendors.spec import CoreUnit
 
 MAX_ENDED = 50_000  # that are remembered of those which have ended
-KINDS = 16_384  # of pods that hold the same; these share a record of it
-DEVICE_PLUGIN, DRA = "device-plugin", "dra"
-"""Allocation modes."""
-UNKNOWN = "unknown"
-"""The model of a device that its node does not name."""
-_WHOLE = 1000  # thousandths of a device
-
-Charges = tuple[tuple[str, tuple[Charge, ...]], ...]
 
 
 class _OpenPod(msgspec.Struct, frozen=True, gc=False):
     charges: Charges
     begin: int
     held: HeldDevices
-
-
-class HeldReader:
-    """Reads what pods hold, from what is booked for them and the devices of their nodes."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        in_units = []
-        for vendor in store.vendors:
-            if vendor.resources.core_unit is CoreUnit.COMPUTE_UNITS:
-                in_units.append(vendor.key)
-        self._in_units = frozenset(in_units)
-        # equal ones are one object
-        self._held = functools.lru_cache(KINDS)(HeldDevices)
-
-    def read(self, pod: Pod, node: str, charges: Charges) -> HeldDevices:
-        """Returns what *charges* of *pod* take of the devices of *node*."""
-        mode = DRA if pod.claim else DEVICE_PLUGIN
-        devices = self._devices_of(node)
-        parts: dict[UsageKey, HeldAmounts] = {}
-        for vendor, of_vendor in charges:
-            for charge in of_vendor:
-                device = devices.get((vendor, charge.uuid))
-                model = device.model if device is not None else UNKNOWN
-                key = UsageKey(
-                    pod.ref.namespace,
-                    vendor[:MAX_NAME],
-                    model[:MAX_NAME],
-                    pod.scope.priority_class[:MAX_NAME],
-                    mode,
-                )
-                amounts = _amounts(charge, device, in_units=vendor in self._in_units)
-                parts[key] = parts.get(key, NOTHING_HELD).plus(amounts)
-        kind, name = pod.workload
-        if not kind:
-            kind, name = "Pod", pod.ref.name
-        return self._held((kind[:MAX_NAME], name[:MAX_NAME]), tuple(sorted(parts.items())))
-
-    def _devices_of(self, node: str) -> Mapping[tuple[str, str], Device]:
-        devices = chain.from_iterable(
-            [of_node for _, _, of_node in self._store.nodes.registered([node])]
-        )
-        return {(device.vendor, device.uuid): device for device in devices}
 
 
 class HeldPods:
@@ -180,7 +119,7 @@ class HeldPods:
         if not charges:
             return
         held = self._reader.read(pod, record.node, charges)
-        begin = now if current is not None else _begin_of(pod, record, now)
+        begin = now if current is not None else begin_of(pod, record, now)
         self._open[uid] = _OpenPod(charges, begin, held)
         if self._ledger is not None:
             self._ledger.begin(uid, held, begin)
@@ -210,7 +149,7 @@ class HeldPods:
         reading = read_bookings(pod, self._store.vendors, record.most_shares)
         charges = reading.bookings[record.init_done].charges
         if charges and not reading.problems:
-            begin = _begin_of(pod, record, finished)
+            begin = begin_of(pod, record, finished)
             held = self._reader.read(pod, record.node, charges)
             self._remember(HeldInterval(uid, held, begin, min(finished, self._seconds())))
 
@@ -219,32 +158,3 @@ class HeldPods:
             self._ended_uids.pop(self._ended[0].uid, None)
         self._ended.append(pod)
         self._ended_uids[pod.uid] = None
-
-
-def _begin_of(pod: Pod, record: PodRecord, now: int) -> int:
-    """Returns when the pod was bound: by its Binding, else by its kubelet, else now. Times that cannot be are skipped:
-    others may have written them."""
-    created = parse_time(pod.created)
-    for time in (record.bound_at, record.assigned_at, record.started):
-        if 0 < time <= now:
-            return max(time, created)
-    return now
-
-
-def _amounts(charge: Charge, device: Device | None, *, in_units: bool) -> HeldAmounts:
-    """Returns what *charge* takes of its device. *in_units*: its cores are compute units, not percent."""
-    cores = max(0, charge.cores)
-    if in_units and device is not None and device.cores > 0:
-        cores = -(-cores * 100 // device.cores)
-    of_memory = 0
-    if device is not None and device.memory_mib > 0:
-        of_memory = _thousandths(charge.memory_mib, device.memory_mib)
-    share = max(min(cores * 10, _WHOLE), of_memory)
-    if not share:  # neither is limited
-        slots = device.slots if device is not None else 1
-        share = _thousandths(charge.slots, slots)
-    return HeldAmounts(1, max(0, charge.memory_mib), cores, share, of_memory)
-
-
-def _thousandths(part: int, whole: int) -> int:
-    return max(0, min(round(_WHOLE * part / max(1, whole)), _WHOLE))

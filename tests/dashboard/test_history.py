@@ -1,21 +1,15 @@
 """The last hours, as Prometheus has them: queries, hostile answers, bounds, and what a page shows."""
 
-import http.server
 import json
-import threading
-from contextlib import contextmanager
 
 import pytest
 
-from hami.dashboard import history
 from hami.dashboard.history import (
     MAX_POINTS,
     STEP_S,
-    NoHistory,
     UsageHistory,
     expression,
     latest,
-    make_fetch,
     polyline,
     read_history,
 )
@@ -36,21 +30,21 @@ def answer(*values):
 
 
 def of(body):
-    return read_history(lambda query, start, end: body, "n1", NOW)
+    return read_history(lambda query, start, end, step: body, "n1", NOW)
 
 
 def test_both_shares_are_asked_for_the_node():
     asked = []
 
-    def fetch(query, start, end):
-        asked.append((query, start, end))
+    def fetch(query, start, end, step):
+        asked.append((query, start, end, step))
         return answer([END, "0.5"])
 
     read_history(fetch, "n1", NOW)
     each = 'max by (node, device_uuid) (%s{node="n1"})'
     total = each % "hami_gpu_memory_limit_bytes"
     assert asked == [
-        (f"sum({each % metric}) / sum({total})", START, END)
+        (f"sum({each % metric}) / sum({total})", START, END, STEP_S)
         for metric in ("hami_gpu_memory_allocated_bytes", "hami_host_gpu_memory_used_bytes")
     ]
 
@@ -88,47 +82,6 @@ def test_what_cannot_be_read_is_an_error(body):
 def test_without_a_series_nothing_is_known():
     body = b'{"status": "success", "data": {"resultType": "matrix", "result": []}}'
     assert set(of(body).used) == {None}
-
-
-@contextmanager
-def prometheus(status, body):
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.server.asked.append(self.path)
-            self.send_response(status)
-            self.send_header("Location", "/elsewhere")
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *args):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.asked = []
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        yield server, f"http://127.0.0.1:{server.server_port}/prefix/"
-        server.shutdown()
-
-
-def test_prometheus_is_asked_for_a_range():
-    with prometheus(200, b"{}") as (server, url):
-        assert make_fetch(url)("up", 1.0, 2.0) == b"{}"
-    (path,) = server.asked
-    assert path.startswith("/prefix/api/v1/query_range?query=up&start=1.0&end=2.0&step=")
-
-
-@cases("status, body", (500, b"{}"), (302, b"{}"), (200, b"x" * 2000))
-def test_an_answer_has_a_status_and_a_size(monkeypatch, status, body):
-    monkeypatch.setattr(history, "ANSWER_LIMIT", 1000)
-    with prometheus(status, body) as (server, url):
-        with pytest.raises(NoHistory):
-            make_fetch(url)("up", 1.0, 2.0)
-        assert len(server.asked) == 1
-
-
-def test_no_answer_is_an_error():
-    with pytest.raises(NoHistory, match="does not answer"):
-        make_fetch("http://127.0.0.1:1")("up", 1.0, 2.0)
 
 
 @cases(
