@@ -12,9 +12,12 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from hami.scheduler.opencost import DeviceContainers, allocation_family
 from testing import binaries
+from testing.builders import ONLY_NVIDIA
 from testing.cases import cases
 from testing.metric_pages import monitor_page, plugin_page, scheduler_page
+from testing.usage_stage import UsageReplica, UsageStage, bound
 
 ROOT = Path(__file__).parent.parent
 RULES = ROOT / "monitoring" / "alerts.yaml"
@@ -530,3 +533,42 @@ def test_a_query_without_data_is_noticed(promtool):
         "exp_samples": [{"labels": "{}", "value": 1}],
     }
     assert "hami_nothing" in promtool.evaluate(recorded(), [test])
+
+
+# -- what OpenCost reads
+
+OPENCOST = (
+    "sum(avg(avg_over_time(container_gpu_allocation"
+    '{container!="", container!="POD", node!=""}[1h])) by (container, pod, namespace, node)) by (namespace)'
+)
+"""Its own expression for an hour, summed up by namespace."""
+
+
+def test_opencost_charges_what_usage_records(promtool: Promtool) -> None:
+    """Four pods with a quarter of a GPU each cost one: as in the records of usage of the same hour."""
+    stage = UsageStage()
+    replica = UsageReplica(stage)
+    replica.step()
+    replica.record()
+    names = DeviceContainers(replica.held, replica.store)
+    for number in range(4):
+        names.upsert(bound(f"quarter-{number}", stage.now, memory=10_000, cores=10))
+    replica.record()
+    start = gpu_hours(stage)
+    for _ in range(12):
+        replica.record(after=300)
+    recorded = gpu_hours(stage) - start
+    assert recorded == pytest.approx(1)
+
+    family = allocation_family(replica.store.view(), ONLY_NVIDIA, names.names())
+    series = {}
+    for line in family.samples:
+        name, _, value = line.rpartition(" ")
+        series[name] = f"{value}x60"
+    samples = ('{namespace="default"}', recorded)
+    assert promtool.test(series, "60m", OPENCOST, samples) == ""
+
+
+def gpu_hours(stage: UsageStage) -> float:
+    """Returns what is recorded."""
+    return sum([held.share for held in stage.sums().counters().values()]) / 1000 / 3600

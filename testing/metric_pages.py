@@ -29,6 +29,7 @@ from hami.plugin.metrics import PluginMetrics
 from hami.plugin.wall_keeper import DriverUse
 from hami.scheduler.cluster_metrics import families
 from hami.scheduler.metrics import Metrics, MetricSources
+from hami.scheduler.opencost import allocation_family
 from hami.scheduler.usage_metrics import UsageMetrics
 from hami.scheduling.usual_pods import UsualPod
 from hami.state.rooms import Usual
@@ -136,7 +137,9 @@ def scheduler_page() -> str:
     )
     usual = Usual({UsualPod("NVIDIA", 1, 30, 8192): 1.0})
     view = View(view.merged.table, replace(view.facts, usual=usual))
-    ours = "".join(render([build_info(), *families(view, ONLY_NVIDIA, registered=["gpu-0"])]))
+    charged = allocation_family(view, ONLY_NVIDIA, dict.fromkeys(view.bookings, "main"))
+    pages = [build_info(), charged, *families(view, ONLY_NVIDIA, registered=["gpu-0"])]
+    ours = "".join(render(pages))
     return ours + generate_latest(registry).decode()
 
 

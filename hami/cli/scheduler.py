@@ -239,7 +239,7 @@ SCHEDULER_FLAGS: Sections = {
         "--remediation --remediation-after --remediation-share --remediation-rate --defragment "
         "--node-lock-timeout",
     ),
-    "Usage": section(_FLAGS, "--usage-namespace --usage-interval --usage-keep-days"),
+    "Usage": section(_FLAGS, "--usage-namespace --usage-interval --usage-keep-days --opencost"),
     "Cluster": section(
         _FLAGS,
         "--leader-elect --leader-elect-resource-name --leader-elect-resource-namespace "

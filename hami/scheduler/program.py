@@ -40,8 +40,7 @@ from hami.scheduler.leadership import Leadership
 from hami.scheduler.lock_states import LockStates, WatchedNodes
 from hami.scheduler.locks import NodeLocks
 from hami.scheduler.metrics import Metrics, MetricSources
-from hami.scheduler.move_planner import MovePlanner
-from hami.scheduler.mover import Mover
+from hami.scheduler.opencost import DeviceContainers, allocation_family
 from hami.scheduler.planner import PreemptionPlanner
 from hami.scheduler.preempt import PreemptionFilter
 from hami.scheduler.preemption import Preemptor
@@ -101,7 +100,11 @@ class SchedulerProgram:
             self._cluster, self._store, self._events, self._leadership, self._metrics, clock=clock
         )
         claims = self._claims = _claims(settings, api, self._store, self._leadership)
-        pods = _followed(settings, self._resizer.watched(self._store.pods), self._store)
+        sink: Sink[Pod] = self._resizer.watched(self._store.pods)
+        self._containers: DeviceContainers | None = None
+        if settings.opencost:
+            sink = self._containers = DeviceContainers(sink, self._store)
+        pods = _followed(settings, sink, self._store)
         self._watches = Watches(
             api,
             nodes=WatchedNodes(self._store.nodes, self._lock_states),
@@ -311,8 +314,13 @@ class SchedulerProgram:
         view = self._store.view()
         claimed = self._claims.cache.at_once(view.facts).view if self._claims else None
         legacy = self._settings.legacy_metrics
+        charged = []
+        if self._containers is not None:
+            names = self._containers.names()
+            charged.append(allocation_family(view, self._store.vendors, names))
         return [
             build_info(),
+            *charged,
             *families(
                 view,
                 self._store.vendors,

@@ -294,6 +294,14 @@ class MoveSettings:
 class UsageSettings:
     """Whether and how it is recorded who has held how much of the devices."""
 
+    opencost: Annotated[
+        bool,
+        Flag(
+            "--opencost",
+            "Also serve container_gpu_allocation, by which OpenCost and Kubecost charge parts of "
+            "devices. Their own metric of that name must be disabled.",
+        ),
+    ] = False
     usage_namespace: Annotated[
         str,
         Flag(

@@ -54,7 +54,7 @@ class HeldReader:
                     pod.scope.priority_class[:MAX_NAME],
                     mode,
                 )
-                amounts = _amounts(charge, device, in_units=vendor in self._in_units)
+                amounts = amounts_of(charge, device, in_units=vendor in self._in_units)
                 parts[key] = parts.get(key, NOTHING_HELD).plus(amounts)
         kind, name = pod.workload
         if not kind:
@@ -78,7 +78,7 @@ def begin_of(pod: Pod, record: PodRecord, now: int) -> int:
     return now
 
 
-def _amounts(charge: Charge, device: Device | None, *, in_units: bool) -> HeldAmounts:
+def amounts_of(charge: Charge, device: Device | None, *, in_units: bool) -> HeldAmounts:
     """Returns what *charge* takes of its device. *in_units*: its cores are compute units, not percent."""
     cores = max(0, charge.cores)
     if in_units and device is not None and device.cores > 0:
