@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from hami.codec.config_maps import render_config_map
+from hami.codec.usage_objects import render_current
+from hami.codec.usage_sums import DAY_S, HeldAmounts, UsageDay, UsageKey, UsageSums, day_start
 from testing.accounts import account
 from testing.cluster import LocalCluster
 from testing.dashboard import COMPONENT, dashboard, publish
@@ -21,6 +25,7 @@ from testing.processes import free_port
 from testing.sandbox import Sandbox
 from testing.scheduler import NAMESPACE, SCHEDULER, Certificates
 
+USAGE = "hami-usage"
 INSPECT = COMPONENT.parent / "inspect-api"
 SERVICES = "/apis/apiregistration.k8s.io/v1/apiservices"
 
@@ -45,6 +50,7 @@ def fronted(tmp_path: Path) -> Iterator[LocalCluster]:
         kube = cluster.kube
         for file in (COMPONENT / "rbac.yaml", INSPECT / "rbac.yaml"):
             kube.apply_yaml(file.read_text(), NAMESPACE)
+        record_usage(kube)
         publish(kube, {8445: pages, 8446: answers})
         token = kube.token("hami-dashboard", NAMESPACE)
         kubeconfig = kube.with_token(token).write_kubeconfig(tmp_path / "dashboard.kubeconfig")
@@ -54,6 +60,7 @@ def fronted(tmp_path: Path) -> Iterator[LocalCluster]:
             pages,
             bind_address=f":{pages}",
             inspect_bind_address=f":{answers}",
+            usage_namespace=USAGE,
             cert_file=str(certificates.cert_file),
             key_file=str(certificates.key_file),
         ):
@@ -64,6 +71,31 @@ def fronted(tmp_path: Path) -> Iterator[LocalCluster]:
                 timeout=60,
             )
             yield cluster
+
+
+def record_usage(kube: Kube) -> None:
+    """Makes a record of usage, which the dashboard may get, and users may not."""
+    kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": USAGE}})
+    rules = [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get"]}]
+    meta = {"name": "hami-dashboard-usage", "namespace": USAGE}
+    rbac = "rbac.authorization.k8s.io"
+    kube.apply({"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": meta, "rules": rules})
+    role = {"apiGroup": rbac, "kind": "Role", "name": meta["name"]}
+    subject = {"kind": "ServiceAccount", "name": "hami-dashboard", "namespace": NAMESPACE}
+    binding = {"kind": "RoleBinding", "metadata": meta, "roleRef": role, "subjects": [subject]}
+    kube.apply({"apiVersion": f"{rbac}/v1", **binding})
+
+
+def write_usage(kube: Kube, *namespaces: str) -> None:
+    """Records that each of these has held a device for an hour."""
+    now = int(time.time())
+    held = HeldAmounts(3600, 3600, 3600, 3_600_000, 3600)
+    hours = {}
+    for name in namespaces:
+        hours[UsageKey(name, "NVIDIA", "A100", "", "device-plugin")] = {now % DAY_S // 3600: held}
+    start = day_start(now)
+    sums = UsageSums(settled=now, day=UsageDay(start=start, recorded_from=start, hours=hours))
+    kube.apply(render_config_map(render_current(USAGE, "", sums), {}))
 
 
 def is_available(kube: Kube) -> bool:
@@ -108,3 +140,9 @@ def test_a_user_of_one_namespace_learns_why_a_pod_waits(fronted: LocalCluster, t
             f'pods "nothing" not found in namespace {sandbox.namespace}' in gone.errors,
         ) == (2, True)
         assert hami(kubeconfig, "top", "nodes").status == 2
+
+        write_usage(fronted.kube, sandbox.namespace, other.namespace)
+        usage = hami(kubeconfig, "usage", "-n", sandbox.namespace, "-o", "json")
+        assert usage.status == 0, usage.errors
+        assert [row["name"] for row in usage.document["items"]] == [sandbox.namespace]
+        assert hami(kubeconfig, "usage", "-n", other.namespace).status == 2

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hami.cli.client import Answer, Client, people_command, show_note
-from hami.errors import HamiError
+from hami.errors import ClusterError, HamiError
 from hami.inspect.tables import CSV, FOCUS, Style
 from hami.inspect.usage import (
     GROUPS,
@@ -24,7 +24,11 @@ from hami.inspect.usage import (
 from hami.runtime.options import read_text
 
 if TYPE_CHECKING:
+    from hami.codec.usage_sums import UsageSums
     from hami.inspect.prometheus import Fetch
+    from hami.inspect.read_usage import UsageReader
+
+FORBIDDEN = 403  # status of HTTP
 
 
 @people_command(
@@ -101,7 +105,8 @@ def usage_command(
 
     It shows what was allocated; with --prometheus also what was used of it. -n leaves the other namespaces out. -o csv
     and -o focus are for spreadsheets and billing; the latter has the columns of FOCUS by the hour. Needs the right to
-    get ConfigMaps in the namespace of the records; --by pod reads the cluster instead.
+    get ConfigMaps in the namespace of the records; without it, -n asks the API group inspect.hami.io for one namespace
+    whose pods you may list. --by pod reads the cluster instead.
     """
     if client.snapshot:
         raise HamiError("--snapshot: a snapshot has no usage")
@@ -140,10 +145,7 @@ def _of_records(
     fetch: Fetch | None,
     usage_namespace: str,
 ) -> Answer:
-    from hami.inspect.read_usage import UsageReader
-
-    reader = UsageReader(client.connect(client), usage_namespace, show_note)
-    sums = reader.current()
+    reader, sums = _read_current(client, usage_namespace)
     query = replace(query, since=parse_since(since, sums.settled), until=sums.settled)
     days = list(reader.days(sums, query.start, with_owners=query.by == "owner"))
     report = make_report(days, query)
@@ -160,6 +162,28 @@ def _of_records(
         return render_usage(report, style)
 
     return Answer(document=report, text=text, kind="UsageReport")
+
+
+def _read_current(client: Client, usage_namespace: str) -> tuple[UsageReader, UsageSums]:
+    """Returns what reads the records, and the sums until now: of one namespace by the API group ``inspect.hami.io``, if
+    the user may not get all of them. Raises: HamiError."""
+    from hami.inspect.read_usage import UsageReader
+
+    request = client.connect(client)
+    reader = UsageReader(request, usage_namespace, show_note)
+    try:
+        return reader, reader.current()
+    except ClusterError as error:
+        if error.status != FORBIDDEN:
+            raise
+        lacking = error
+    if not client.namespace:
+        raise HamiError(f"{lacking}; to see one namespace alone, name it with -n") from lacking
+    reader = UsageReader(request, usage_namespace, show_note, only=client.namespace)
+    try:
+        return reader, reader.current()
+    except HamiError as error:
+        raise HamiError(f"{lacking}; and the API group inspect.hami.io says: {error}") from error
 
 
 def _of_pods(

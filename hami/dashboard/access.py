@@ -110,6 +110,14 @@ class Access:
             lambda: self._ask(lambda: reviewer.may_list_pods(viewer, namespace)),
         )
 
+    def check_namespace(self, viewer: Identity, namespace: str) -> None:
+        """Raises: PageError unless *viewer* may list the pods of the namespace."""
+        reviewer = self._reviewer
+        if reviewer is None or _NAMESPACE.fullmatch(namespace) is None:
+            raise PageError("expected the name of a namespace", 400)
+        if not self._may_list(reviewer, viewer, namespace):
+            raise PageError(f"you may not list pods in namespace {namespace}", 403)
+
     def check_pod(self, viewer: Identity, namespace: str, name: str) -> None:
         """Raises: PageError unless *viewer* may get the pod."""
         reviewer = self._reviewer

@@ -1,16 +1,15 @@
-"""The API group ``inspect.hami.io`` behind the API server: why a pod waits, for users with rights in one namespace.
+"""The API group ``inspect.hami.io`` behind the API server: for users with rights in one namespace.
 
-The API server passes a user's request on. Who may get the pod gets the answer of ``hami explain``, in which pods of
-other namespaces have no names. Everything else is discovery.
+The API server passes a user's request on. Who may get a pod gets the answer of ``hami explain``, in which pods of other
+namespaces have no names. Who may list the pods of a namespace gets its part of the records of usage. Everything else is
+discovery.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import flask
 import msgspec
@@ -21,6 +20,8 @@ from hami.dashboard.errors import PageError
 from hami.dashboard.explainer import nearest_nodes
 from hami.dashboard.front_proxy import FrontProxy
 from hami.dashboard.live import LiveCluster
+from hami.dashboard.turns import Turns
+from hami.dashboard.usage_records import UsageRecords
 from hami.errors import HamiError
 from hami.inspect.cluster import condition_event
 from hami.inspect.explain import BoundReport, WaitingReport, explain_pod
@@ -30,9 +31,7 @@ from hami.model import Pod, PodRef
 log = logging.getLogger(__name__)
 
 GROUP, VERSION = "inspect.hami.io", "v1alpha1"
-KIND = "PodExplanation"
-AT_ONCE = 2  # explanations; of a namespace, one
-WAIT_S = 5.0  # for the end of others
+KIND, USAGE_KIND = "PodExplanation", "UsageRecord"
 RETRY_AFTER_S = 2
 
 _GROUP_VERSION = {"groupVersion": f"{GROUP}/{VERSION}", "version": VERSION}
@@ -52,7 +51,14 @@ _RESOURCES: dict[str, object] = {
             "namespaced": True,
             "kind": KIND,
             "verbs": ["get"],
-        }
+        },
+        {
+            "name": "usagerecords",
+            "singularName": "usagerecord",
+            "namespaced": True,
+            "kind": USAGE_KIND,
+            "verbs": ["get"],
+        },
     ],
 }
 _DISCOVERY: dict[str, dict[str, object]] = {
@@ -81,13 +87,14 @@ class Explanations:
     def __init__(self, live: LiveCluster, read_pod: Callable[[PodRef], Pod | None]) -> None:
         self._live = live
         self._read_pod = read_pod
-        self._free = threading.BoundedSemaphore(AT_ONCE)
-        self._lock = threading.Lock()  # guards _busy
-        self._busy: set[str] = set()
+        self._turns = Turns(
+            "another pod of this namespace is being explained",
+            "pods of other namespaces are being explained",
+        )
 
     def explain(self, namespace: str, name: str) -> Report:
         """Returns the report on a pod for a viewer of its namespace. Raises: PageError, HamiError."""
-        with self._turn(namespace):
+        with self._turns.of(namespace):
             pod = self._read_pod(PodRef(namespace, name, ""))
             if pod is None:
                 raise PageError(f'pods "{name}" not found', 404)
@@ -106,24 +113,6 @@ class Explanations:
             except HamiError as error:
                 raise PageError(str(error), 422) from error
 
-    @contextmanager
-    def _turn(self, namespace: str) -> Iterator[None]:
-        """Waits for a turn. Users of a namespace cannot keep those of others waiting. Raises: PageError."""
-        with self._lock:
-            if namespace in self._busy:
-                raise PageError("another pod of this namespace is being explained", 429)
-            self._busy.add(namespace)
-        try:
-            if not self._free.acquire(timeout=WAIT_S):
-                raise PageError("pods of other namespaces are being explained", 503)
-            try:
-                yield
-            finally:
-                self._free.release()
-        finally:
-            with self._lock:
-                self._busy.discard(namespace)
-
 
 def _bounded(report: Report) -> Report:
     """Returns *report* with the nearest nodes only."""
@@ -136,6 +125,7 @@ def create_inspect_api(
     front: FrontProxy,
     access: Access,
     explanations: Explanations,
+    records: UsageRecords,
     unready_reason: Callable[[], str],
 ) -> flask.Flask:
     """Returns the application. *unready_reason*: why nothing can be said yet; empty if it can."""
@@ -154,6 +144,14 @@ def create_inspect_api(
         if reason := unready_reason():
             raise PageError(reason, 503)
         return _json(versioned(KIND, explanations.explain(namespace, name)))
+
+    @app.get(f"/apis/{GROUP}/{VERSION}/namespaces/<namespace>/usagerecords/<name>")
+    def usage_record(namespace: str, name: str) -> flask.Response:
+        viewer = front.user(flask.request.environ)
+        if viewer is None:
+            raise PageError("requests come through the API server", 401)
+        access.check_namespace(viewer, namespace)
+        return _json(versioned(USAGE_KIND, {"data": records.of(namespace, name)}))
 
     app.register_error_handler(Exception, _answer_error)
     return app
@@ -175,10 +173,10 @@ def _answer_error(error: Exception) -> flask.Response:
         case HTTPException():
             status, text = error.code or 500, error.name
         case HamiError():
-            log.warning("pod not explained", extra={"error": str(error)})
-            status, text = 503, "the API server cannot be asked about the pod now"
+            log.warning("question not answered", extra={"error": str(error)})
+            status, text = 503, "the API server cannot be asked now, see the dashboard's log"
         case _:
-            log.exception("pod not explained", exc_info=error)
+            log.exception("question not answered", exc_info=error)
             status, text = 500, "internal error, see the dashboard's log"
     document = {
         "kind": "Status",

@@ -22,6 +22,7 @@ from hami.dashboard.inspect_api import Explanations, create_inspect_api
 from hami.dashboard.live import LiveCluster
 from hami.dashboard.monitors import Monitors, use_poller
 from hami.dashboard.settings import DashboardSettings
+from hami.dashboard.usage_records import UsageRecords
 from hami.dashboard.viewed_pods import (
     CONDITION_LIMITS,
     SIZE_LIMITS,
@@ -137,11 +138,12 @@ class DashboardProgram:
             front = FrontProxy(api, partial(_serving, settings, own))
             self._work.tasks.append(PeriodicTask("front proxy", front.refresh, FRONT_PROXY_S))
             explanations = Explanations(self._live, Reader(api.request).pod)
+            records = UsageRecords(api.request, settings.usage_namespace)
             self._servers.append(
                 AppServer(
                     "inspect API",
                     settings.inspect_bind_address,
-                    create_inspect_api(front, access, explanations, self.unready_reason),
+                    create_inspect_api(front, access, explanations, records, self.unready_reason),
                     flag="--inspect-bind-address",
                     tls=front.context,
                 )

@@ -65,6 +65,15 @@ class DashboardSettings(ClusterSettings):
         ),
     ] = ""
 
+    usage_namespace: Annotated[
+        str,
+        Flag(
+            "--usage-namespace",
+            "Namespace of the records of usage, as the scheduler's flag says. Users then get the figures of their "
+            "namespaces by the API group inspect.hami.io. Without it, nobody does.",
+        ),
+    ] = ""
+
     def __post_init__(self) -> None:
         check_key_pair(self.cert_file, self.key_file)
         if self.inspect_bind_address is not None and self.bind_address.is_loopback:

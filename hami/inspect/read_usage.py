@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from urllib.parse import quote
 
 from hami.codec.config_maps import parse_config_map
 from hami.codec.usage_objects import (
@@ -16,17 +17,24 @@ from hami.codec.usage_objects import (
 )
 from hami.codec.usage_sums import DAY_S, UsageDay, UsageSums, date_of, day_start
 from hami.errors import HamiError, MalformedInput, NotFound
+from hami.inspect.tables import API_VERSION
 from hami.kube.calls import path_of
 from hami.kube.pages import Requester
 
 
 class UsageReader:
-    """Reads the ConfigMaps of *namespace*. *note*: takes what cannot be read."""
+    """Reads the ConfigMaps of *namespace*. *note*: takes what cannot be read.
 
-    def __init__(self, request: Requester, namespace: str, note: Callable[[str], None]) -> None:
+    *only*: a namespace whose part is asked of the API group ``inspect.hami.io`` instead.
+    """
+
+    def __init__(
+        self, request: Requester, namespace: str, note: Callable[[str], None], only: str = ""
+    ) -> None:
         self._request = request
         self._namespace = namespace
         self._note = note
+        self._only = only
 
     def current(self) -> UsageSums:
         """Returns the sums until a moment. Raises: HamiError, also if nothing is recorded."""
@@ -76,8 +84,12 @@ class UsageReader:
             return day
 
     def _data(self, name: str) -> Mapping[str, str] | None:
+        path = path_of("configmaps", self._namespace, name)
+        if self._only:
+            only = quote(self._only, safe="")
+            path = f"/apis/{API_VERSION}/namespaces/{only}/usagerecords/{name}"
         try:
-            answer = self._request("GET", path_of("configmaps", self._namespace, name))
+            answer = self._request("GET", path)
         except NotFound:
             return None
         return parse_config_map(answer).data

@@ -14,7 +14,8 @@ from hami.codec.pods import parse_pod
 from hami.dashboard.access import Access
 from hami.dashboard.front_proxy import FrontProxy, parse_trust
 from hami.dashboard.inspect_api import Explanations, create_inspect_api
-from hami.errors import ClusterError, MalformedInput
+from hami.dashboard.usage_records import UsageRecords
+from hami.errors import ClusterError, MalformedInput, NotFound
 from hami.kube.reviews import Identity
 from hami.web.pages import AppServer
 from testing.cases import cases
@@ -22,6 +23,7 @@ from testing.fake_api import bound, node, pending
 from testing.nodes import gpu
 from testing.replicas import Clock
 from tests.dashboard.stage import Rights, Stage
+from tests.inspect.test_usage import objects
 from tests.web.test_tls import Authority
 
 CARD = gpu(memory_mib=10_000, model="A100")
@@ -32,7 +34,8 @@ PODS = {
     ("default", "waits"): pending("waits", gpu=2, gpumem=9500),
     ("default", "plain"): {"metadata": {"name": "plain", "namespace": "default", "uid": "u"}},
 }
-RIGHTS = {"dev": {"default"}, "admin": {""}}
+RIGHTS = {"dev": {"default"}, "admin": {""}, "ci-dev": {"ci"}}
+USAGE_PATH = "/apis/inspect.hami.io/v1alpha1/namespaces/{}/usagerecords/{}"
 PATH = "/apis/inspect.hami.io/v1alpha1/namespaces/{}/pods/{}/explanation"
 AUTHORITY = Authority("front proxy")
 SERVING = Authority("serving")
@@ -74,6 +77,7 @@ class Site:
             self.front,
             Access(self.rights, clock=Clock()),
             Explanations(stage.live, self._pod),
+            UsageRecords(recorded, "hami-usage"),
             lambda: unready,
         )
         self.server = AppServer(
@@ -103,6 +107,13 @@ class Site:
 
     def explain(self, namespace, name, user="dev"):
         return self.ask(PATH.format(namespace, name), ("X-Remote-User", user))
+
+
+def recorded(method, path):
+    """Answers for the ConfigMaps with the records of usage."""
+    if path not in objects():
+        raise NotFound("there is none", 404)
+    return objects()[path]
 
 
 @contextmanager
@@ -216,10 +227,33 @@ def test_without_its_certificate_there_is_no_connection(site, name, authority):
 def test_the_api_server_discovers_the_group(site):
     assert site.ask("/apis")[2]["groups"][0]["name"] == "inspect.hami.io"
     assert site.ask("/apis/inspect.hami.io")[2]["kind"] == "APIGroup"
-    (resource,) = site.ask("/apis/inspect.hami.io/v1alpha1")[2]["resources"]
-    assert (resource["name"], resource["verbs"]) == ("pods/explanation", ["get"])
+    resources = site.ask("/apis/inspect.hami.io/v1alpha1")[2]["resources"]
+    assert [resource["name"] for resource in resources] == ["pods/explanation", "usagerecords"]
+    assert {*resources[0]["verbs"], *resources[1]["verbs"]} == {"get"}
     assert site.ask("/openapi/v2")[0] == 404
     assert site.ask("/pods")[0] == 404
+
+
+@cases(
+    "namespace, name, user, status",
+    ("ci", "hami-usage", "ci-dev", 200),
+    ("ci", "hami-usage-2026-11-27", "ci-dev", 200),
+    ("ci", "hami-usage-owners-2026-11-27", "ci-dev", 200),
+    ("ci", "hami-usage-2026-11-26", "ci-dev", 404),
+    ("ci", "hami-usage-unreadable", "ci-dev", 400),
+    ("ci", "hami-usage-2026-13-01", "ci-dev", 400),
+    ("ci", "hami-usage", "dev", 403),
+    ("C_i", "hami-usage", "ci-dev", 400),
+)
+def test_who_may_list_the_pods_gets_the_records_of_usage(site, namespace, name, user, status):
+    answer = site.ask(USAGE_PATH.format(namespace, name), ("X-Remote-User", user))
+    assert answer[0] == status
+    if status == 200:
+        assert answer[2]["kind"] == "UsageRecord"
+
+
+def test_records_of_usage_are_for_the_front_proxy_only(site):
+    assert site.ask(USAGE_PATH.format("ci", "hami-usage"))[0] == 401
 
 
 def test_nothing_is_written(site):

@@ -208,3 +208,36 @@ def test_a_default_price_is_that_of_all_other_models():
     prices = UsagePrices(prices={"A100": 2.0}, default=1.0)
     query = UsageQuery(since=TODAY, until=NOW, prices=prices)
     assert [row.cost for row in make_report([LAST], query).items] == [4.0, 0.5]
+
+
+FORBIDDEN = ClusterError("configmaps is forbidden", 403)
+PART = "/apis/inspect.hami.io/v1alpha1/namespaces/ci/usagerecords/"
+
+
+def test_a_user_of_one_namespace_asks_the_api_group():
+    of = {PATH + CURRENT: FORBIDDEN}
+    for path, document in objects().items():
+        of[PART + path.removeprefix(PATH)] = document
+    result = usage("-n", "ci", "--by", "owner", "-o", "json", of=of)
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(result.stdout)["items"]
+    assert row["name"] == "ci/CronJob/nightly"
+
+
+@pytest.mark.parametrize(
+    ("args", "answer", "message"),
+    [
+        ([], FORBIDDEN, "to see one namespace alone, name it with -n"),
+        (["-n", "ci"], ClusterError("no", 503), "the API group inspect.hami.io says: no"),
+        (
+            ["-n", "ci"],
+            NotFound("there is none", 404),
+            "the API group inspect.hami.io says: no usage",
+        ),
+    ],
+)
+def test_without_the_right_and_the_api_group_the_user_learns_both(args, answer, message):
+    result = usage(*args, of={PATH + CURRENT: FORBIDDEN, PART + CURRENT: answer})
+    assert result.exit_code == 2
+    assert "configmaps is forbidden" in result.stderr
+    assert message in result.stderr
