@@ -20,6 +20,7 @@ UNNAMED = {"zone", "le"}
 """Labels that the page explains, and those of the format."""
 NOTES: Mapping[str, str] = MappingProxyType(
     {
+        "container_gpu_allocation": "with `--opencost`",
         "hami_container_compute_seconds_total": "since the monitor started",
         "hami_container_core_limit_ratio": "0 for no limit",
         "hami_container_device_memory_bytes": "the same as `hami_vgpu_memory_used_bytes`",
@@ -81,7 +82,7 @@ def rows(page: str) -> Iterator[str]:
     """Yields a row for each metric of HAMi on a metrics *page*, sorted by name; a histogram has one."""
     metrics = {name_of(metric): metric for metric in text_string_to_metric_families(page)}
     for name, metric in sorted(metrics.items()):
-        if not name.startswith("hami_") or name.endswith("_created"):
+        if not name.startswith(("hami_", "container_gpu_")) or name.endswith("_created"):
             continue
         labels: set[str] = set().union(*(sample.labels for sample in metric.samples))
         meaning = metric.documentation

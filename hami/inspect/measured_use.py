@@ -1,4 +1,4 @@
-"""What pods have really used of their devices, as Prometheus has it from the monitors.
+"""The real use of devices by pods, as Prometheus has it from the monitors.
 
 Only what a monitor has measured counts: where nobody did, nothing is known, which is not the same as nothing used.
 Prometheus has the names of pods alone, so those of a workload are told by their names.

@@ -61,8 +61,8 @@ class UsagePrices(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredUse:
-    """What was used while a monitor measured. *compute_s*: seconds of all compute of a device. *memory_byte_s*: of the
-    memory in use. *given_byte_s*: of the memory given meanwhile."""
+    """The use of devices while a monitor measured. *compute_s*: seconds of all compute of a device. *memory_byte_s*: of
+    the memory in use. *given_byte_s*: of the memory given meanwhile."""
 
     compute_s: float = 0.0
     memory_byte_s: float = 0.0

@@ -11,7 +11,7 @@ import msgspec
 
 from hami.codec.resize import Size, held_text
 from hami.codec.usage_sums import HOUR_S, HeldAmounts
-from hami.inspect.cluster import ClusterRecord, InspectedCluster, store_of
+from hami.inspect.cluster import ClusterRecord, InspectedCluster
 from hami.inspect.measured_use import PeakUse
 from hami.inspect.resize import try_resize
 from hami.inspect.resize_report import UNKNOWN, shares_by_container
@@ -26,9 +26,9 @@ from hami.inspect.usage import (
 )
 from hami.model import Pod, Share
 from hami.quantity import MIB
-from hami.state.counting import what_counts
-from hami.state.held import HeldReader, begin_of
-from hami.state.store import Store
+from hami.state.bookings import Booking
+from hami.state.held import UNKNOWN_MODEL, amounts_of, begin_of
+from hami.vendors.spec import CoreUnit
 
 SPARE = 1.1
 """How much more than its peak a container is to have."""
@@ -53,9 +53,8 @@ def make_pod_report(
     """
     measured = dict(use or {})
     rows = []
-    store = store_of(record)
-    cluster = InspectedCluster(record, store.view())
-    for pod, models in _held(store, record, query):
+    cluster = InspectedCluster(record)
+    for pod, models in _held(cluster, query):
         key = pod.ref.namespace, pod.ref.name
         row = make_row("/".join(key), models, query, measured.pop(key, None))
         if peaks is not None:
@@ -66,24 +65,36 @@ def make_pod_report(
 
 
 def _held(
-    store: Store, record: ClusterRecord, query: UsageQuery
+    cluster: InspectedCluster, query: UsageQuery
 ) -> Iterator[tuple[Pod, Mapping[str, HeldAmounts]]]:
     """Yields each pod with its sums by model."""
-    reader = HeldReader(store)
-    for pod in record.pods:
-        known = store.pods.get(pod.ref.uid)
-        if known is None or not known.node or query.namespace not in ("", pod.ref.namespace):
+    now = _seconds(cluster.record.taken)
+    for pod in cluster.record.pods:
+        if query.namespace not in ("", pod.ref.namespace):
             continue
-        booking = what_counts(known, None)
-        if booking is None or not booking.charges:
+        known = cluster.view.facts.pods.get(pod.ref.uid)
+        booking = cluster.view.booking(pod.ref.uid)
+        if known is None or booking is None or not known.node:
             continue
-        begin = max(begin_of(pod, known, _seconds(record.taken)), query.start)
-        seconds = max(0, query.until - begin)
+        seconds = max(0, query.until - max(begin_of(pod, known, now), query.start))
         models: dict[str, HeldAmounts] = {}
-        for key, amounts in reader.read(pod, known.node, booking.charges).parts:
+        for model, amounts in _amounts(cluster, booking):
             sums = HeldAmounts(*[amount * seconds for amount in amounts])
-            models[key.model] = models.get(key.model, HeldAmounts()).plus(sums)
-        yield pod, models
+            models[model] = models.get(model, HeldAmounts()).plus(sums)
+        if models:
+            yield pod, models
+
+
+def _amounts(cluster: InspectedCluster, booking: Booking) -> Iterator[tuple[str, HeldAmounts]]:
+    """Yields what a booking takes of each device, with its model."""
+    usages = cluster.view.usages(booking.node)
+    for key, charges in booking.charges:
+        in_units = cluster.vendors[key].resources.core_unit is CoreUnit.COMPUTE_UNITS
+        devices = {usage.device.uuid: usage.device for usage in usages.get(key, ())}
+        for charge in charges:
+            device = devices.get(charge.uuid)
+            model = device.model if device is not None else UNKNOWN_MODEL
+            yield model, amounts_of(charge, device, in_units=in_units)
 
 
 def _seconds(time: datetime) -> int:

@@ -22,7 +22,7 @@ DeviceKey = tuple[Key, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UseTotals:
-    """What a container has used of a device. *compute_s*: seconds of all its compute. *memory_byte_s*: of memory in
+    """The use of a device by a container. *compute_s*: seconds of all its compute. *memory_byte_s*: of memory in
     use. *given_byte_s*: of the memory that it was given, while its use was known. ``None``: never known.
     """
 

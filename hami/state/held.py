@@ -18,7 +18,7 @@ from hami.vendors.spec import CoreUnit
 KINDS = 16_384  # of pods that hold the same; these share a record of it
 DEVICE_PLUGIN, DRA = "device-plugin", "dra"
 """Allocation modes."""
-UNKNOWN = "unknown"
+UNKNOWN_MODEL = "unknown"
 """The model of a device that its node does not name."""
 _WHOLE = 1000  # thousandths of a device
 
@@ -46,7 +46,7 @@ class HeldReader:
         for vendor, of_vendor in charges:
             for charge in of_vendor:
                 device = devices.get((vendor, charge.uuid))
-                model = device.model if device is not None else UNKNOWN
+                model = device.model if device is not None else UNKNOWN_MODEL
                 key = UsageKey(
                     pod.ref.namespace,
                     vendor[:MAX_NAME],
