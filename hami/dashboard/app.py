@@ -34,6 +34,7 @@ from hami.dashboard.login import (
     sign_in_page,
 )
 from hami.dashboard.paging import page_of
+from hami.dashboard.usage_page import NO_USAGE, UsageView
 from hami.dashboard.views import Views, node_query, pod_query
 from hami.inspect.refusals import AWAITS_SCHEDULER
 from hami.inspect.top import DeviceRow
@@ -72,7 +73,7 @@ class Dashboard:
 
     *version*: of what they show; a rendering is used until it differs. *unready_reason*: why nothing can be shown yet;
     empty if it can. *hung_reason*: which threads have died or hang; empty if none. *is_local*: the address is loopback,
-    and nobody is asked who they are. *has_history*: a Prometheus is asked for what was.
+    and nobody is asked who they are. *has_history*: a Prometheus is asked for what was. *usage*: the page of records.
     """
 
     views: Views
@@ -83,6 +84,7 @@ class Dashboard:
     hung_reason: Callable[[], str]
     is_local: bool
     has_history: bool = False
+    usage: UsageView = NO_USAGE
 
 
 class _Pages(flask.Flask):
@@ -178,6 +180,7 @@ def _add_pages(app: flask.Flask, dashboard: Dashboard) -> None:
     add("/cards/<node>/<path:uuid>", "card.html", views.device)
     add("/pods/<namespace>/<name>", "pod.html", views.pod, views.waiting.expect_pod)
     add("/namespaces", "namespaces.html", views.namespaces)
+    add("/usage", "usage.html", dashboard.usage.page)
     add(
         "/namespaces/<namespace>",
         "namespace.html",

@@ -22,6 +22,7 @@ from hami.dashboard.inspect_api import Explanations, create_inspect_api
 from hami.dashboard.live import LiveCluster
 from hami.dashboard.monitors import Monitors, use_poller
 from hami.dashboard.settings import DashboardSettings
+from hami.dashboard.usage_page import NO_USAGE, UsageView, usage_poller
 from hami.dashboard.usage_records import UsageRecords
 from hami.dashboard.viewed_pods import (
     CONDITION_LIMITS,
@@ -104,6 +105,11 @@ class DashboardProgram:
             histories = history_poller(make_fetch(settings.prometheus_url), clock=clock)
             self._pollers.append(histories)
             history = histories.view
+        usage = NO_USAGE
+        if settings.usage_namespace:
+            days = usage_poller(api.request, clock=clock)
+            self._pollers.append(days)
+            usage = UsageView(settings.usage_namespace, days.view)
         tls = _tls(settings, own)
         access = Access(Reviews(api) if tls is not None else None, clock=clock)
         self._app = create_dashboard(
@@ -127,6 +133,7 @@ class DashboardProgram:
                 self.hung_reason,
                 is_local=tls is None,
                 has_history=bool(settings.prometheus_url),
+                usage=usage,
             )
         )
         self._server = AppServer("dashboard", settings.bind_address, self._app, flag=flag, tls=tls)

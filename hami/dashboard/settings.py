@@ -69,8 +69,8 @@ class DashboardSettings(ClusterSettings):
         str,
         Flag(
             "--usage-namespace",
-            "Namespace of the records of usage, as the scheduler's flag says. Users then get the figures of their "
-            "namespaces by the API group inspect.hami.io. Without it, nobody does.",
+            "Namespace of the records of usage, as the scheduler's flag says. Viewers see the figures of the "
+            "namespaces whose pods they may list, also by the API group inspect.hami.io.",
         ),
     ] = ""
 

@@ -13,6 +13,7 @@ from hami.dashboard.explainer import explainer
 from hami.dashboard.history import no_history
 from hami.dashboard.live import LiveCluster
 from hami.dashboard.monitors import NoMonitor, use_poller
+from hami.dashboard.usage_page import NO_USAGE
 from hami.dashboard.viewed_pods import (
     CONDITION_LIMITS,
     SIZE_LIMITS,
@@ -70,6 +71,7 @@ class Stage:
         unready="",
         expect=None,
         history=None,
+        usage=NO_USAGE,
         **options,
     ):
         self.monitors = {}  # metrics pages by node
@@ -114,6 +116,7 @@ class Stage:
                 lambda: self.hung,
                 is_local=rights is None,
                 has_history=history is not None,
+                usage=usage,
             )
         )
         self.client = self.app.test_client()

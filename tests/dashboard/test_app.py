@@ -42,6 +42,7 @@ PATHS = [
     "/pending",
     "/pods",
     "/health",
+    "/usage",
     "/nodes/n1",
     "/cards/n1/GPU-n1-0",
     "/pods/default/a",
