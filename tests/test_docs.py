@@ -527,7 +527,9 @@ def test_named_metrics_are_served(path):
 
 def test_the_table_of_metrics_is_complete():
     rows = re.findall(
-        r"^\| `(hami_\w+)` \|([^|]*)\|", read(ROOT / "docs" / "metrics.md"), re.MULTILINE
+        r"^\| `((?:hami|container_gpu)_\w+)` \|([^|]*)\|",
+        read(ROOT / "docs" / "metrics.md"),
+        re.MULTILINE,
     )
     assert {name: set(labels.replace(",", " ").split()) for name, labels in rows} == served()
 
