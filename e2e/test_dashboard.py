@@ -26,19 +26,6 @@ from testing.scheduler import NAMESPACE, Certificates, Scheduler
 
 Object = dict[str, Any]
 PICTURES = Path(os.environ.get("HAMI_E2E_PICTURES", "benchmarks/results/pictures"))
-PAGES = {
-    "cards": "/",
-    "pods": "/pods",
-    "pending": "/pending",
-    "health": "/health",
-    "node": "/nodes/{node}",
-    "card": "/cards/{node}/{uuid}",
-    "pod": "/pods/{namespace}/a",
-    "waiting-pod": "/pods/{namespace}/waits",
-    "namespaces": "/namespaces",
-    "namespace": "/namespaces/{namespace}",
-    "usage": "/usage",
-}
 
 
 class Site:

@@ -26,6 +26,7 @@ PAGES = {
     "waiting-pod": "/pods/{namespace}/{waiting}",
     "namespaces": "/namespaces",
     "namespace": "/namespaces/{namespace}",
+    "usage": "/usage",
 }
 """Addresses of pages. Those of pods are of one that is bound and of one that waits."""
 COMPONENT = MANIFESTS.parent / "components" / "dashboard"

@@ -24,8 +24,10 @@ MOST_LIMITS = 16
 
 @dataclass(frozen=True, slots=True)
 class WallRecord:
-    """The limits that were set when a container started. *group*: its control group below the mount; empty if it was not found.
-    *limits*: bytes by UUID of the card. *problem*: why they could not be set; empty if they were."""
+    """The limits that were set when a container started.
+
+    *group*: its control group below the mount; empty if it was not found. *limits*: bytes by UUID of the card.
+    *problem*: why they could not be set; empty if they were."""
 
     group: str
     limits: dict[str, int]

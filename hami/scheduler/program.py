@@ -40,6 +40,8 @@ from hami.scheduler.leadership import Leadership
 from hami.scheduler.lock_states import LockStates, WatchedNodes
 from hami.scheduler.locks import NodeLocks
 from hami.scheduler.metrics import Metrics, MetricSources
+from hami.scheduler.move_planner import MovePlanner
+from hami.scheduler.mover import Mover
 from hami.scheduler.opencost import DeviceContainers, allocation_family
 from hami.scheduler.planner import PreemptionPlanner
 from hami.scheduler.preempt import PreemptionFilter
