@@ -96,6 +96,17 @@ def test_there_is_a_program_for_linux_and_macos_on_both_architectures():
     ]
 
 
+def test_the_packages_of_each_program_are_pinned_by_hash_and_include_what_it_needs():
+    section = (ROOT / "setup.cfg").read_text().partition("install_requires =\n")[2]
+    needed = re.findall(r"^    ([a-z][\w-]*)[<>=]", section.partition("\n[")[0], re.MULTILINE)
+    assert len(needed) > 8
+    for row in JOBS["kubectl"]["strategy"]["matrix"]["include"]:
+        text = (ROOT / row["packages"]).read_text()
+        entries = re.split(r"^(?=[\w-]+==)", text, flags=re.MULTILINE)[1:]
+        assert all("--hash=sha256:" in entry for entry in entries)
+        assert set(needed) <= {entry.partition("==")[0] for entry in entries}
+
+
 def test_the_program_brings_the_python_for_which_its_packages_are():
     (made,) = [run for run in STEPS["kubectl"] if run.startswith("pex ")]
     (setup,) = [
