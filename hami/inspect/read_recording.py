@@ -77,6 +77,10 @@ class Life:
         """Whether it was never bound."""
         return self.bound is None and not self.is_initial
 
+    def bind_to(self, node: str) -> None:
+        """Sets the final name of the node."""
+        self.node = node
+
     def select(self, template: Pod | None) -> None:
         """Takes over the nodes that *template* selects, if there is one."""
         if template is not None:
@@ -99,7 +103,7 @@ class NodeSeen:
 
 @dataclass(frozen=True, slots=True)
 class NodeLeft:
-    """What pods without devices leave of a node has changed."""
+    """Pods without devices leave another part of a node."""
 
     at: float
     name: str
@@ -146,7 +150,7 @@ ReplayEvent = NodeSeen | NodeLeft | NodeGone | PodCame | PodBound | PodGone
 
 @dataclass(slots=True)
 class Recording:
-    """What happened. *has_places*: it says where pods were placed. *notes*: what is left out."""
+    """The past. *has_places*: it says where pods were placed. *notes*: what is left out."""
 
     vendors: Catalog
     policies: Policies
@@ -246,7 +250,7 @@ class _Builder:
                 node = names.get(event.node, event.node)
                 recording.events[number] = replace(event, node=node)
                 if event.is_first:
-                    event.life.node = node
+                    event.life.bind_to(node)
             elif isinstance(event, PodCame):
                 event.life.select(templates.get(id(event.life.pod.containers)))
         return recording

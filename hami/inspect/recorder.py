@@ -90,7 +90,7 @@ class Recorder:
 
 
 class _Loads:
-    """What pods without recorded devices take of their nodes. *changed*: nodes of which that has changed."""
+    """The CPU and memory that pods without recorded devices take. *changed*: nodes of which that has changed."""
 
     def __init__(self) -> None:
         self._pods: dict[str, tuple[str, NodeResources]] = {}

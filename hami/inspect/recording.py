@@ -108,7 +108,7 @@ class RecordedNode(RecordStruct, frozen=True):
 
 
 class RecordedLeft(RecordStruct, frozen=True):
-    """What pods without devices leave of *node* now."""
+    """The part of *node* that pods without devices leave now."""
 
     node: ShortText
     milli_cpu: Integer = 0
@@ -143,7 +143,7 @@ Terms = Annotated[tuple[RecordedTerm, ...], Meta(max_length=64)]
 
 
 class RecordedShape(RecordStruct, frozen=True):
-    """What a pod asks for: most pods of a cluster have one of few shapes. *protected*: it is never evicted for others.
+    """The requests of a pod: most pods of a cluster have one of few shapes. *protected*: others never evict it.
     *soft*: kube-scheduler has the last word on its node."""
 
     containers: Annotated[tuple[RecordedContainer, ...], Meta(max_length=MAX_CONTAINERS)]
@@ -171,7 +171,7 @@ class RecordedPod(RecordStruct, frozen=True):
 
 
 class RecordedCharge(RecordStruct, frozen=True):
-    """What a pod holds of a device."""
+    """The part of a device that a pod holds."""
 
     vendor: ShortText
     uuid: ShortText

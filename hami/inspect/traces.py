@@ -71,7 +71,7 @@ class TracePod:
 
     @property
     def size(self) -> float:
-        """What it requests of the cluster, in GPUs."""
+        """The part of the cluster that it requests, in GPUs."""
         return self.gpus * self.cores / 100
 
 
@@ -130,10 +130,9 @@ def read_pods(path: Path) -> list[TracePod]:
 def read_trace(path: Path) -> Recording:
     """Returns the recording of the pods in the list at *path*; that of nodes is beside it. Pods without GPUs are left
     out. Raises: HamiError, which names line and field; OSError."""
-    recording = Recording(catalog_of(""), Policies("least-waste", "binpack"), has_places=False)
     events: list[ReplayEvent] = []
     templates: dict[TracePod, Pod] = {}
-    without = 0
+    pods = without = 0
     for row in _rows(path):
         traced = _pod_of(row)
         if not traced.gpus:
@@ -141,16 +140,22 @@ def read_trace(path: Path) -> Recording:
             continue
         if traced not in templates:
             templates[traced] = _template(traced)
-        recording.pods += 1
-        ref = PodRef("trace", f"pod-{recording.pods}", f"pod-{recording.pods}")
-        events += _events_of(templates[traced], ref, recording.pods, _times_of(row))
+        pods += 1
+        ref = PodRef("trace", f"pod-{pods}", f"pod-{pods}")
+        events += _events_of(templates[traced], ref, pods, _times_of(row))
     events.sort(key=lambda event: event.at)
     start = events[0].at if events else 0.0
-    recording.events = [*_node_events(read_nodes(path.parent / NODE_LIST), start), *events]
-    recording.notes.append("the trace does not say where pods were placed")
+    notes = ["the trace does not say where pods were placed"]
     if without:
-        recording.notes.append(f"{without:,} pods without GPUs are left out")
-    return recording
+        notes.append(f"{without:,} pods without GPUs are left out")
+    return Recording(
+        catalog_of(""),
+        Policies("least-waste", "binpack"),
+        [*_node_events(read_nodes(path.parent / NODE_LIST), start), *events],
+        pods,
+        has_places=False,
+        notes=notes,
+    )
 
 
 def limits_of(asked: TracePod) -> dict[str, int]:

@@ -26,9 +26,9 @@ from hami.inspect.read_recording import (
     Recording,
     ReplayEvent,
 )
-from hami.inspect.twin_world import World, stranded
 from hami.state.victims import PreemptionRules, plan_preemption
 from hami.state.view import Policies
+from hami.state.world import World, stranded
 
 SAMPLES = 40  # of what is stranded
 MAX_TRIED = 64  # shapes of waiting pods, when something becomes free
@@ -48,7 +48,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What is different in a replay. *node_policy*, *device_policy*: for pods that name none; empty for the recorded
+    """The changes of a replay. *node_policy*, *device_policy*: for pods that name none; empty for the recorded
     ones. *added*: nodes as ``like=NODE:3``. *without*: nodes, or how many. *preemption*: ``None``: if the recording has
     pods that were preempted."""
 
@@ -93,6 +93,10 @@ class Tally:
         self.placed += 1
         self.waits[life.pod.priority].append(max(0.0, at - life.since))
 
+    def evict(self) -> None:
+        """Counts that a pod has been evicted for another."""
+        self.evicted += 1
+
     def wait_in_vain(self, life: Life, until: float) -> None:
         """Counts a pod that was not placed, and waited *until* then."""
         self.waits[life.pod.priority].append(max(0.0, until - life.since))
@@ -112,6 +116,12 @@ def watched(recording: Recording, what: str, progress: Progress) -> Iterator[Rep
             progress(what, number / len(recording.events))
         yield event
     progress(what, 1.0)
+
+
+def set_node(world: World, event: NodeSeen) -> None:
+    """Sets a node of *world*."""
+    is_offered = not event.unschedulable
+    world.set_node(event.name, event.devices, event.labels, event.left, is_offered=is_offered)
 
 
 def was_preempting(recording: Recording) -> bool:
@@ -250,7 +260,7 @@ class _Twin:
             self._set_node(replace(event, name=name, devices=tuple(devices)))
 
     def _set_node(self, event: NodeSeen) -> None:
-        self._world.set_node(event)
+        set_node(self._world, event)
         self._retry([event.name], event.at)
 
     # Pods
@@ -267,7 +277,7 @@ class _Twin:
         if not self._world.has_node(event.node):
             self._come(life, event.at)
             return
-        self._world.book(life, event.node, event.charges, event.at)
+        self._world.book(life.pod, event.node, event.charges, event.at, is_initial=True)
         self._run(life, event.at)
 
     def _come(self, life: Life, at: float) -> None:
@@ -278,7 +288,7 @@ class _Twin:
         choice = self._world.choose(life.pod, names)
         if choice is None:
             return False
-        self._world.place(life, choice, at)
+        self._world.place(life.pod, choice, at)
         self._run(life, at)
         return True
 
@@ -342,7 +352,7 @@ class _Twin:
             self._no_plan[shape] = at
             return False
         for uid in plan.uids:
-            self._tally.evicted += 1
+            self._tally.evict()
             self._stop(uid, at)
         return self._place(life, at, [plan.node])
 

@@ -1,4 +1,4 @@
-"""What happened by a recording, and whether the scheduler would decide the same again.
+"""The past by a recording, and whether the scheduler would decide the same again.
 
 Each pod is decided beside what was recorded before it, so that one difference does not cause others.
 """
@@ -20,12 +20,12 @@ from hami.inspect.read_recording import (
     Recording,
     ReplayEvent,
 )
-from hami.inspect.twin import PREEMPTED, Progress, Tally, new_tally, watched
-from hami.inspect.twin_world import World, chosen_devices, held_devices, ranks
+from hami.inspect.twin import PREEMPTED, Progress, Tally, new_tally, set_node, watched
 from hami.scheduling.node_order import kube_chooses, node_order_of
 from hami.scheduling.refusal import Choice
 from hami.state import dry_run
 from hami.state.bookings import Booking
+from hami.state.world import World, chosen_devices, held_devices, ranks
 
 WINDOW_S = 5.0
 """Seconds between a decision and what the API server shows of it: what changed meanwhile may not have counted."""
@@ -85,19 +85,20 @@ def replay_recorded(
 def _take(world: World, tally: Tally, event: ReplayEvent) -> None:
     match event:
         case NodeSeen():
-            world.set_node(event)
+            set_node(world, event)
         case NodeLeft():
             world.set_left(event.name, event.left)
         case NodeGone():
             world.remove_node(event.name)
         case PodBound():
-            world.book(event.life, event.node, event.charges, event.at)
             life = event.life
+            world.book(life.pod, event.node, event.charges, event.at, is_initial=life.is_initial)
             if event.is_first and life.bound is not None and not life.is_initial:
                 tally.place(life, life.bound)
         case PodGone():
             world.end(event.life.pod.ref.uid)
-            tally.evicted += event.life.how == PREEMPTED
+            if event.life.how == PREEMPTED:
+                tally.evict()
 
 
 class _Comparer:

@@ -18,7 +18,7 @@ LATEST = 253_402_300_799  # Unix seconds, in the year 9999
 
 
 class WaitRow(OutputRecord, frozen=True):
-    """How long pods of one *priority* waited, those that were never placed until they went, or the recording ended."""
+    """The waits of pods of one *priority*, those that were never placed until they went, or the recording ended."""
 
     priority: int
     pods: int
@@ -28,7 +28,7 @@ class WaitRow(OutputRecord, frozen=True):
 
 
 class TwinOutcome(OutputRecord, frozen=True):
-    """What became of the pods. *allocated*: the mean percent of all devices that pods held, null if it is not known.
+    """The fate of the pods. *allocated*: the mean percent of all devices that pods held, null if it is not known.
     *stranded*: that of free devices that are of no use to the usual pods. *waiting*: those that were never placed.
     *waited*: all pods together, then by priority."""
 

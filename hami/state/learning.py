@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from hami.model import Pod
 from hami.scheduling.node_resources import requested
 from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.usual_pods import UsualPod, has_room, usual_pod
 from hami.state.bookings import Booking
-from hami.state.pods import PodRecords
 from hami.state.rooms import Rooms, Usual
 from hami.state.table import Table
 from hami.state.workload import EIGHTH, Workload
 from hami.vendors.spec import Catalog
 
 
+class Ends(Protocol):
+    """The pods that have ended."""
+
+    @property
+    def ended(self) -> int:
+        """The number of pods that have been bound and run no longer."""
+
+
 class Learning:
     """Tells *rooms* the usual pods. Before this process decides, they are those that have devices."""
 
-    def __init__(self, vendors: Catalog, table: Table, pods: PodRecords, rooms: Rooms) -> None:
+    def __init__(self, vendors: Catalog, table: Table, pods: Ends, rooms: Rooms) -> None:
         self._vendors = vendors
         self._table = table
         self._pods = pods

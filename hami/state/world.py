@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy
 
-from hami.inspect.read_recording import Life, NodeSeen
 from hami.model import Device, Pod
 from hami.scheduling.columns import grown
 from hami.scheduling.node_order import is_eligible, node_order_of, weights
@@ -21,8 +20,6 @@ from hami.scheduling.usage import Charge
 from hami.state import dry_run
 from hami.state.bookings import Booking, booking_of
 from hami.state.learning import Learning
-from hami.state.pods import PodRecords
-from hami.state.promises import Promises
 from hami.state.read_pod import PodRecord, PodTraits
 from hami.state.rooms import Rooms
 from hami.state.sighting import Sighting
@@ -50,6 +47,17 @@ class _KnownRequests(View):
         if key not in self._known:
             self._known[key] = super().request_of(pod)
         return self._known[key]
+
+
+class _Ends:
+    """The number of pods that have *ended*."""
+
+    def __init__(self) -> None:
+        self.ended = 0
+
+    def count(self) -> None:
+        """Counts one more."""
+        self.ended += 1
 
 
 class _Free:
@@ -93,8 +101,8 @@ class World:
         self._table = Table()
         rooms = Rooms(self._table)
         self._verdicts = Verdicts(self._table, rooms)
-        self._records = PodRecords(self._table, Promises(self._table.bookings, lambda: 0.0))
-        self._learning = Learning(vendors, self._table, self._records, rooms)
+        self._ends = _Ends()
+        self._learning = Learning(vendors, self._table, self._ends, rooms)
         self._known: dict[int, PodRequest | None] = {}
         self._pods: dict[str, PodRecord] = {}
         self._memory: dict[str, int] = {}  # MiB of devices
@@ -110,23 +118,31 @@ class World:
 
     # Nodes
 
-    def set_node(self, node: NodeSeen) -> None:
-        """Sets a node as it is now."""
+    def set_node(
+        self,
+        name: str,
+        devices: Sequence[Device],
+        labels: Mapping[str, str],
+        left: NodeResources,
+        *,
+        is_offered: bool,
+    ) -> None:
+        """Sets a node as it is now. *left*: what pods without devices leave of it. *is_offered*: it is not cordoned."""
         by_vendor: dict[str, list[Device]] = {}
-        entry = self._table.nodes.get(node.name)
+        entry = self._table.nodes.get(name)
         if entry is not None:
             by_vendor = {vendor: [] for vendor in entry.devices}
-        for device in node.devices:
+        for device in devices:
             by_vendor.setdefault(device.vendor, []).append(device)
             self._memory[device.uuid] = device.memory_mib
-        self._devices[node.name] = tuple(device.uuid for device in node.devices)
-        for vendor, devices in by_vendor.items():
-            self._table.set_devices(node.name, vendor, tuple(devices))
-        self._table.set_labels(node.name, node.labels)
-        self.set_left(node.name, node.left)
-        self._offered.pop(node.name, None)
-        if not node.unschedulable:
-            self._offered[node.name] = None
+        self._devices[name] = tuple(device.uuid for device in devices)
+        for vendor, of_vendor in by_vendor.items():
+            self._table.set_devices(name, vendor, tuple(of_vendor))
+        self._table.set_labels(name, labels)
+        self.set_left(name, left)
+        self._offered.pop(name, None)
+        if is_offered:
+            self._offered[name] = None
         self._refresh()
 
     def set_left(self, name: str, left: NodeResources) -> None:
@@ -186,19 +202,24 @@ class World:
 
     # Pods
 
-    def place(self, life: Life, choice: Choice, at: float) -> None:
-        """Gives the pod of *life* what *choice* says."""
-        request = self.view().request_of(life.pod)
-        assert request is not None, "a pod of a recording requests devices"
-        self._put(life, booking_of(life.pod, request, choice), at)
-        self._learning.placed(life.pod, request)
+    def place(self, pod: Pod, choice: Choice, at: float) -> None:
+        """Gives *pod* what *choice* says."""
+        request = self.view().request_of(pod)
+        assert request is not None, "a chosen pod requests devices"
+        self._put(pod, booking_of(pod, request, choice), at)
+        self._learning.placed(pod, request)
 
     def book(
-        self, life: Life, node: str, charges: tuple[tuple[str, tuple[Charge, ...]], ...], at: float
+        self,
+        pod: Pod,
+        node: str,
+        charges: tuple[tuple[str, tuple[Charge, ...]], ...],
+        at: float,
+        *,
+        is_initial: bool,
     ) -> None:
-        """Gives the pod of *life* what it had by the recording."""
-        pod = life.pod
-        if not life.is_initial:
+        """Gives *pod* what it had. *is_initial*: it was there at first, so nothing has been decided yet."""
+        if not is_initial:
             self._learning.begin()
         request = self.view().request_of(pod)
         uid = pod.ref.uid
@@ -206,15 +227,15 @@ class World:
         booking = Booking(
             uid, pod.ref.namespace, node, charges, pod.priority, pod.scope, requested(pod)
         )
-        self._put(life, booking, at)
+        self._put(pod, booking, at)
         if is_new and request is not None:
             self._learning.placed(pod, request)
 
-    def _put(self, life: Life, booking: Booking, at: float) -> None:
+    def _put(self, pod: Pod, booking: Booking, at: float) -> None:
         self._take(self._table.bookings.by_uid.get(booking.uid), -1)
         self._table.bookings.put(booking)
         self._take(booking, 1)
-        self._pods[booking.uid] = _record(life, booking.node, at)
+        self._pods[booking.uid] = _record(pod, booking.node, at)
 
     def end(self, uid: str) -> Booking | None:
         """Ends the pod *uid*, and returns what it held."""
@@ -222,7 +243,7 @@ class World:
         booking = self._table.bookings.pop(uid)
         if booking is not None:
             self._take(booking, -1)
-            self._records.ended += 1
+            self._ends.count()
         return booking
 
     def _take(self, booking: Booking | None, sign: int) -> None:
@@ -272,9 +293,8 @@ def chosen_devices(choice: Choice) -> frozenset[str]:
     return frozenset(uuids)
 
 
-def _record(life: Life, node: str, at: float) -> PodRecord:
+def _record(pod: Pod, node: str, at: float) -> PodRecord:
     """Returns the record of a pod that runs on *node* since *at*, as far as preemption reads it."""
-    pod = life.pod
     none: Mapping[str, int] = {}
     return PodRecord(
         ref=pod.ref,
