@@ -243,7 +243,9 @@ def test_the_next_leader_goes_on(scene: Scene, scheduler: Scheduler, evicted: st
     scene.ask()
     eventually(lambda: scene.uids().get(evicted) != before[evicted], f"{evicted} is evicted")
     scheduler.kill()
-    scene.sandbox.create(pod("late", scheduler="hami-scheduler", gpu=1, gpumem=10_000))
+    on_n0 = {"nvidia.com/use-gpuuuid": scene.sandbox.uuid("n0")}
+    late = pod("late", annotations=on_n0, scheduler="hami-scheduler", gpu=1, gpumem=10_000)
+    scene.sandbox.create(late)
     scheduler.start()
     scene.wait_placed()
     after = scene.uids()

@@ -213,7 +213,8 @@ POD_FIELDS: Fields = {
     "local_volumes": Name("volume"),
     **dict.fromkeys(
         "resource_version phase init_done admitted devices_forgotten deleting created priority soft_constraints "
-        "preempts preempted is_node_agent grace_s started deletion deletion_grace_s requests overhead size".split(),
+        "preempts preempted other_claims is_node_agent grace_s started deletion deletion_grace_s requests overhead "
+        "size".split(),
         Kind.KEPT,
     ),
 }

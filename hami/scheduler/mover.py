@@ -72,10 +72,9 @@ class Mover(Task):
         if not self._leads():
             return IDLE_S
         if self._is_new_term:
-            self._is_new_term = (
-                False  # the thread may still have been in a call of the earlier term
-            )
-            self._resume()
+            # the thread may still have been in a call of the earlier term
+            self._is_new_term, self._current = False, None
+            self._done.clear()
         try:
             self._clear()
             if self._current is None:
@@ -98,23 +97,20 @@ class Mover(Task):
             if record is not None and self._store.moves.promise(pod, record.node, record.moves):
                 return
 
-    def _resume(self) -> None:
-        """Goes on with the moves whose place is held, and ends others that an earlier leader has begun."""
-        self._current = None
-        self._done.clear()
-        for pod in _asking(self._store.pods.waiting()):
-            record = parse_moves_record(pod.annotations)
-            if record is None or self._store.preemptions.promise_for(pod.ref.uid) is not None:
-                continue
-            if self._store.bindings.get(pod.ref.uid) is None:
-                self._end(pod, record.made, record.total, "its place could not be held any more")
-        for pod in _asking(self._store.pods.waiting()):
-            record = parse_moves_record(pod.annotations)
-            promise = self._store.moves.promise_for(pod.ref.uid)
-            if record is not None and promise is not None:
-                deadline = self._clock() + MOVE_TIMEOUT_S
-                self._current = MovesUnderWay(pod, promise, record, record.total, deadline)
-                return
+    def _adopt(self, pod: Pod, record: MovesRecord) -> bool:
+        """Goes on with the moves that an earlier leader has begun for *pod*, or ends them if its place cannot be held:
+        the first list may have been late. Reports whether anything was to be done."""
+        promise = self._store.moves.promise_for(pod.ref.uid)
+        if promise is None:
+            promise = self._store.moves.promise(pod, record.node, record.moves)
+        if promise is not None:
+            deadline = self._clock() + MOVE_TIMEOUT_S
+            self._current = MovesUnderWay(pod, promise, record, record.total, deadline)
+            return True
+        if self._store.bindings.get(pod.ref.uid) is not None:
+            return False
+        self._end(pod, record.made, record.total, "its place could not be held any more")
+        return True
 
     # One pod after the other
 
@@ -122,8 +118,13 @@ class Mover(Task):
         """Begins the moves for one pod, if one asks. Raises: ClusterError."""
         refused = self._store.moves.refused()
         for pod in self.each(_asking(self._store.pods.waiting())):
+            if pod.ref.uid in self._done:
+                continue
+            record = parse_moves_record(pod.annotations)
+            if self._mode == APPLY and record is not None and self._adopt(pod, record):
+                return
             pending = refused.get(pod.ref.uid)
-            if pending is None or pod.ref.uid in self._done:
+            if pending is None:
                 continue
             if self._mode == APPLY or self._told.is_new((pod.ref.uid, pod.labels[MAKE_ROOM])):
                 self._begin(pod, pending.nodes)

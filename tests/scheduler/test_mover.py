@@ -494,3 +494,17 @@ def test_the_next_leader_goes_on_wherever_one_dies(first, second, after):
 
 def test_results_are_known():
     assert MOVE_RESULTS == ("moved", "stopped", "none")
+
+
+def test_a_leader_whose_first_list_was_late_goes_on_when_it_sees_the_record():
+    world = World()
+    world.ask()
+    world.leader.mover.step()
+    world.leader.mover.step()
+    assert len(world.evictions) == 1
+    world.next_leader()
+    world.leader.cache.moves.end_all()
+    world.run(14)
+    assert world.find("p").node_name == "n0"
+    assert [name[0] for name in world.evictions] == ["a", "f"]
+    assert world.told("MoveStopped") == []
