@@ -246,7 +246,7 @@ def test_the_next_leader_goes_on(scene: Scene, scheduler: Scheduler, evicted: st
     on_n0 = {"nvidia.com/use-gpuuuid": scene.sandbox.uuid("n0")}
     late = pod("late", annotations=on_n0, scheduler="hami-scheduler", gpu=1, gpumem=10_000)
     scene.sandbox.create(late)
-    scheduler.start()
+    scheduler.start(defragment="apply")
     scene.wait_placed()
     after = scene.uids()
     assert scene.where("p") == "n0"
