@@ -225,16 +225,18 @@ def test_errors_name_the_line_and_the_field(tmp_path, line, said):
     assert str(caught.value).startswith(f"{path}: {said}")
 
 
+LATER = b'{"head":{"format":"HamiRecording","version":2,"recording":"r","segment":1}}'
+
+
 @cases(
     "data, said",
-    (b"", "not a recording of hami: no whole line"),
-    (b"no gzip", "not a recording of hami: Error"),
-    (gzip.compress(b"{}\n"), "line 1: head.format: expected HamiRecording"),
-    (gzip.compress(b" " * (5 << 20)), "line 1: longer than 4,194,304 bytes"),
+    ("empty", b"", "not a recording of hami: no whole line"),
+    ("text", b"no gzip", "not a recording of hami: Error"),
+    ("other", gzip.compress(b"{}\n"), "line 1: head.format: expected HamiRecording"),
+    ("long", gzip.compress(b" " * (5 << 20)), "line 1: longer than 4,194,304 bytes"),
     (
-        gzip.compress(
-            b'{"head":{"format":"HamiRecording","version":2,"recording":"r","segment":1}}\n'
-        ),
+        "later",
+        gzip.compress(LATER + b"\n"),
         "line 1: head.version: 2, this hami reads up to 1: use a newer hami",
     ),
 )
