@@ -12,6 +12,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from hami.dashboard.history import expression
 from hami.scheduler.opencost import DeviceContainers, allocation_family
 from testing import binaries
 from testing.builders import ONLY_NVIDIA
@@ -524,6 +525,26 @@ def test_every_query_of_a_dashboard_returns_data(promtool, dashboard):
     ]
     assert len(tests) > 10
     assert promtool.evaluate(recorded(), tests) == ""
+
+
+@cases(
+    "metric, percent",
+    ("allocated", ALLOCATED, 75),
+    ("used", "hami_host_gpu_memory_used_bytes", 25),
+)
+@pytest.mark.parametrize("node", ["", "n"])
+def test_the_last_hours_of_the_dashboard_are_a_share_of_all_cards(promtool, metric, percent, node):
+    """Two replicas of the scheduler tell of the same card; another node has an idle one."""
+    series = {
+        f'{SIZE}{{node="n",device_uuid="a",instance="1"}}': "100x5",
+        f'{SIZE}{{node="n",device_uuid="a",instance="2"}}': "100x5",
+        f'{SIZE}{{node="m",device_uuid="b",instance="1"}}': "100x5",
+        f'{metric}{{node="n",device_uuid="a",instance="1"}}': f"{percent}x5",
+        f'{metric}{{node="n",device_uuid="a",instance="2"}}': f"{percent}x5",
+        f'{metric}{{node="m",device_uuid="b",instance="1"}}': "0x5",
+    }
+    share = percent / 100 if node else percent / 200
+    assert promtool.test(series, "3m", expression(metric, node), ("{}", share)) == ""
 
 
 def test_a_query_without_data_is_noticed(promtool):
