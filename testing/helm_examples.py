@@ -15,7 +15,7 @@ STRICT = CONFIG.replace("nvidia:\n", "nvidia:\n  strict: true\n", 1)
 EVERYTHING: Object = {
     "dashboard": {"enabled": True},
     "scheduler": {"certManager": {"enabled": True}},
-    "limiter": {"hami": True, "regionMount": True, "memoryWall": True},
+    "limiter": {"hami": True, "regionMount": True},
     "mig": True,
     "selinux": {"enabled": True},
     "device-config": {"content": STRICT},
