@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hami.codec.keys import ASSIGNED_NODE, DEFAULT_SCHEDULER, PREEMPTING, SCHEDULER_OWNED
+from hami.codec.keys import ASSIGNED_NODE, DEFAULT_SCHEDULER, MOVES, PREEMPTING, SCHEDULER_OWNED
 from hami.model import PodRef
 from hami.scheduler.settings import Settings
 from hami.state.binding_annotations import expected_label, failed_allocation
@@ -98,7 +98,7 @@ def _unbound_moves(
 
 def _assignment_keys(record: PodRecord, vendors: Catalog) -> list[str]:
     """Returns the annotations that an assignment may have left, sorted."""
-    keys = set(SCHEDULER_OWNED - {PREEMPTING})
+    keys = set(SCHEDULER_OWNED - {PREEMPTING, MOVES})
     for vendor in vendors:
         keys |= {vendor.annotations.to_allocate, vendor.annotations.allocated}
         if vendor.key in record.vendors:
