@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from hami.cli.twin import record_command
 from testing.accounts import CLAIM_CONTROLLER
 from testing.cluster import MANIFESTS
 from testing.kustomize import FOLDER, OVERLAYS, build, elsewhere, kustomize
@@ -67,6 +68,22 @@ def test_the_documented_kustomization_builds(tmp_path):
         "PrometheusRule",
         "DaemonSet",
     }
+
+
+def test_the_recorder_builds_and_has_flags_that_exist():
+    """It stands beside the overlays, in a namespace of its own."""
+    items = {item["kind"]: item for item in build(FOLDER / "record")}
+    assert {item["metadata"].get("namespace") for item in items.values()} == {
+        None,
+        "hami-record",
+        "kube-system",
+    }
+    (container,) = containers([items["Deployment"]])
+    program, command, folder, *flags = container["command"]
+    assert (program, command) == ("hami", "record")
+    assert [mount["mountPath"] for mount in container["volumeMounts"]] == [folder]
+    known = {name for option in record_command.params for name in option.opts}
+    assert {flag.partition("=")[0] for flag in flags} <= known
 
 
 def containers(items: list[Object]) -> list[Object]:
