@@ -30,8 +30,9 @@ def choose(view: View, pod: Pod, names: Sequence[str]) -> Choice | None:
         return None
     order = node_order_of(pod, view.facts.policies.node)
     quota = _check_quota(view, pod, request)
-    changed = [name for name in names if name in view.overlay]
-    if changed:
+    changed: list[str] = []
+    if view.overlay:
+        changed = [name for name in names if name in view.overlay]
         names = [name for name in names if name not in view.overlay]
     choice = None
     if names:
