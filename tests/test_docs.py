@@ -423,7 +423,7 @@ def test_the_site_has_each_page_and_what_it_links_to(tmp_path):
         if "://" not in target and not (page.parent / target.partition("#")[0]).exists()
     }
     assert missing == set()
-    assert (tmp_path / "docs" / "images" / "dashboard.png").exists()
+    assert (tmp_path / "docs" / "images" / "pages" / "cards-1440.png").exists()
     assert (tmp_path / "examples" / "pod.yaml").exists()
     assert "](../tests/example_vendor)" not in (tmp_path / "docs" / "add-a-vendor.md").read_text()
 
