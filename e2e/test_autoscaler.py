@@ -69,6 +69,10 @@ FLAGS = {
 }
 
 
+CLOSE = {"Connection": "close"}
+"""The server closes a connection that is idle for long, as while a busy machine creates a pod."""
+
+
 class Client:
     """A client of the Service of the webhook, with a certificate."""
 
@@ -77,10 +81,10 @@ class Client:
         self._pool = pool
 
     def post(self, path: str, body: Object) -> urllib3.BaseHTTPResponse:
-        return self._pool.request("POST", self._address + path, json=body)
+        return self._pool.request("POST", self._address + path, json=body, headers=CLOSE)
 
     def get(self, path: str) -> urllib3.BaseHTTPResponse:
-        return self._pool.request("GET", self._address + path)
+        return self._pool.request("GET", self._address + path, headers=CLOSE)
 
     def size_of_answer(self, path: str, body: bytes) -> int:
         """Returns how many bytes the answer has, which is not kept. Raises: AssertionError for another status."""
