@@ -25,6 +25,7 @@ from hami.codec.keys import (
     CLAIM_RESOURCE,
     DEVICE_HEALTH,
     MAKE_ROOM,
+    MEMORY_WALL,
     NODE_LOCK,
     OVERWRITE_ENV,
     OVERWRITE_ENV_CONTAINERS,
@@ -138,7 +139,7 @@ def pod_keys(catalog: Catalog) -> list[str]:
 
 def node_keys(catalog: Catalog) -> list[str]:
     """Returns the annotations of nodes that users may not write, without those that have ``NODE_PREFIX``."""
-    keys = {NODE_LOCK, ROOM, LOCK_FREE, PAIR_SCORES, DEVICE_HEALTH}
+    keys = {NODE_LOCK, ROOM, LOCK_FREE, PAIR_SCORES, DEVICE_HEALTH, MEMORY_WALL}
     for vendor in catalog:
         keys |= {
             vendor.annotations.register,
