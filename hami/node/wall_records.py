@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import re
+import time
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 
 from hami.errors import MalformedInput
-from hami.node.host import host_errors
+from hami.node.host import MIN_AGE_S, host_errors
 
 RECORDS = "walls"
 MOST_RECORDS = 4096  # a node has a few hundred containers
@@ -58,8 +60,10 @@ def parse_record(text: str) -> WallRecord:
 class WallRecords:
     """The records of one node. *hook_path*: as the device plugin has it."""
 
-    def __init__(self, hook_path: str) -> None:
+    def __init__(self, hook_path: str, *, now: Callable[[], float] = time.time) -> None:
+        """*now*: Unix seconds by the clock of the file system."""
         self.folder = Path(hook_path) / "vgpu" / RECORDS
+        self._now = now
 
     def prepare(self) -> None:
         """Makes the folder, which only root may enter. Raises: HostError."""
@@ -87,3 +91,14 @@ class WallRecords:
         """Removes the record of a container. Raises: HostError."""
         with host_errors("cannot remove a record of the memory wall"):
             (self.folder / id).unlink(missing_ok=True)
+
+    def sweep(self, present: Container[str]) -> None:
+        """Removes what is not the record of a container with an id among *present*, the leftovers of a hook that was
+        killed, too. Keeps recent ones: the kubelet reports a container later. Raises: HostError."""
+        with host_errors("cannot remove a record of the memory wall"):
+            if not self.folder.exists():
+                return
+            for path in self.folder.iterdir():
+                is_old = self._now() - path.lstat().st_ctime > MIN_AGE_S
+                if is_old and path.name not in present:
+                    path.unlink(missing_ok=True)

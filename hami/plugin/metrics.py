@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import attrgetter
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -87,6 +86,6 @@ def _wall_metrics(node: str, wall: WallKeeper) -> Iterator[Metric]:
         "Memory of a device that a container uses, as the driver counts it for its limit",
         labels=("namespace", "pod", "container", "device_uuid"),
     )
-    for use in filter(attrgetter("container"), wall.uses()):
+    for use in wall.uses():
         used.add_metric((use.pod.namespace, use.pod.name, use.container, use.uuid), use.used)
     yield used

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from hami.codec.pods import NodePod
 from hami.devices.memory_limits import GroupGone, GroupMemory
@@ -83,14 +82,17 @@ class WallKeeper(Task):
     def step(self) -> float:
         """Looks at all containers; returns the seconds until the next look."""
         uses: list[DriverUse] = []
-        if not self.probe.reason_off():
-            names = self._names()
-            try:
+        pods = self._pods()
+        names = _names(pods or ())
+        try:
+            if pods is not None:
+                self._records.sweep(names)
+            if not self.probe.reason_off():
                 with self._lock:
                     for id in self._records.ids():
                         uses += self._tried(id, names.get(id))
-            except HamiError as error:
-                self._warn(error)
+        except HamiError as error:
+            self._warn(error)
         self._uses = tuple(uses)
         return CHECK_S
 
@@ -104,7 +106,7 @@ class WallKeeper(Task):
             now = self._clock()
             growing = {key: entry for key, entry in self._growing.items() if now < entry[0]}
             self._growing = {**growing, (uid, container): (now + GROWING_S, wanted)}
-            for id, named in self._names().items():
+            for id, named in _names(self._pods() or ()).items():
                 if (named[0].uid, named[1]) == (uid, container):
                     self._look(id, named)
 
@@ -121,17 +123,19 @@ class WallKeeper(Task):
         record = self._records.read(id)
         if record is None or not record.group:
             return []
-        group = f"{self.probe.root}{record.group}"
+        uses = []
         try:
-            if not Path(group).is_dir():
-                raise GroupGone(group)
-            wanted = self._wanted(record, named)
-            return [self._settle(group, uuid, size, named) for uuid, size in wanted.items()]
+            for uuid, wanted in self._wanted(record, named).items():
+                used = self._settle(f"{self.probe.root}{record.group}", uuid, wanted)
+                if named is not None:
+                    uses.append(DriverUse(*named, uuid, used))
         except GroupGone:
             self._records.remove(id)
-            return []
+        return uses
 
-    def _settle(self, group: str, uuid: str, wanted: int, named: _Named | None) -> DriverUse:
+    def _settle(self, group: str, uuid: str, wanted: int) -> int:
+        """Sets the limit of a group on one card if it is another. Returns the bytes that the group uses. Raises:
+        HamiError."""
         driver = self.probe.driver()
         present = driver.read(uuid, group)
         fresh = _next_limit(present, wanted)
@@ -143,8 +147,7 @@ class WallKeeper(Task):
                 "limit of the driver set again",
                 extra={"node": self._node, "group": group, "uuid": uuid},
             )
-        pod, container = named or (PodRef("", "", ""), "")
-        return DriverUse(pod, container, uuid, present.used)
+        return present.used
 
     def _wanted(self, record: WallRecord, named: _Named | None) -> dict[str, int]:
         """Returns the bytes that a container is to have, by UUID of the card. Raises: HostError."""
@@ -160,14 +163,6 @@ class WallKeeper(Task):
             if is_growing:
                 wanted[uuid] = max(wanted[uuid], growing.get(uuid, 0))
         return wanted
-
-    def _names(self) -> dict[str, _Named]:
-        """Returns pod and name of each container that the kubelet has reported, by its id."""
-        names = {}
-        for node_pod in self._pods() or ():
-            for id, name in node_pod.runs.ids.items():
-                names[id] = node_pod.pod.ref, name
-        return names
 
     def _warn(self, error: HamiError) -> None:
         if self._reported.is_new(self._node, str(error)):
@@ -195,6 +190,15 @@ class WalledFiles:
         except HamiError as error:
             raise HostError(f"the driver's limit cannot be raised: {error}") from error
         return self._host.resize_limits(uid, container, sizes)
+
+
+def _names(pods: Iterable[NodePod]) -> dict[str, _Named]:
+    """Returns pod and name of each container that the kubelet has reported, by its id."""
+    names = {}
+    for node_pod in pods:
+        for id, name in node_pod.runs.ids.items():
+            names[id] = node_pod.pod.ref, name
+    return names
 
 
 def _next_limit(present: GroupMemory, wanted: int) -> int | None:

@@ -1,8 +1,11 @@
 """Records of the hook: what is read of them, and what is refused."""
 
+import time
+
 import pytest
 
 from hami.errors import MalformedInput
+from hami.node.host import MIN_AGE_S
 from hami.node.wall_records import MOST_LIMITS, WallRecord, WallRecords, parse_record
 from testing.cases import cases
 
@@ -57,3 +60,18 @@ def test_records_are_files_with_ids_as_names(tmp_path):
     records.remove("ab")
     records.remove("ab")
     assert records.ids() == []
+
+
+def test_records_of_containers_that_are_gone_are_removed_after_a_while(tmp_path):
+    """A failed hook knows no control group, and one that was killed leaves a part of a file."""
+    clock = [time.time()]
+    records = WallRecords(str(tmp_path), now=lambda: clock[0])
+    records.sweep({})
+    records.prepare()
+    for name in ("ab", "cd", ".ab.12"):
+        (records.folder / name).write_text("group \n")
+    records.sweep({"ab": None})
+    assert records.ids() == ["ab", "cd"]
+    clock[0] += 2 * MIN_AGE_S
+    records.sweep({"ab": None})
+    assert [path.name for path in records.folder.iterdir()] == ["ab"]

@@ -1,5 +1,7 @@
 """The driver's limits of containers that run: measured, repaired, resized, and switched off where the driver cannot."""
 
+import time
+
 import pynvml
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -9,7 +11,7 @@ from hami.devices.config import BOTH, LIMITER, MEMORY_BY_BEST
 from hami.devices.inventory import DeviceInventory
 from hami.devices.memory_limits import NO_LIMIT, GroupLimits
 from hami.errors import DriverError, HostError
-from hami.node.host import Host
+from hami.node.host import MIN_AGE_S, Host
 from hami.node.limits import ContainerLimits, DeviceLimit
 from hami.node.wall_records import WallRecords
 from hami.plugin.health_reporter import HealthReporter
@@ -41,7 +43,8 @@ class Stage:
         self.config = config(
             hook_path=str(folder), **{"memory_by": BOTH, "cgroup_root": f"{self.root}/"} | fields
         )
-        self.records = WallRecords(str(folder))
+        self.age_s = 0.0  # of all files
+        self.records = WallRecords(str(folder), now=lambda: time.time() + self.age_s)
         self.records.prepare()
         self.host = Host(self.config)
         self.time = 0.0
@@ -173,6 +176,17 @@ def test_a_group_that_is_gone_is_forgotten(stage):
     stage.keeper.step()
     assert stage.records.ids() == []
     assert stage.keeper.uses() == ()
+
+
+@pytest.mark.parametrize("knows_pods", [True, False])
+def test_records_are_swept_where_the_driver_cannot_either(stage, knows_pods):
+    """Before all pods are known, no record is taken for one of a container that is gone."""
+    stage.probe.switch_off("why")
+    stage.record("group \n", id="cd")
+    stage.age_s = 2 * MIN_AGE_S
+    stage.knows_pods = knows_pods
+    stage.keeper.step()
+    assert stage.records.ids() == ([ID] if knows_pods else [ID, "cd"])
 
 
 def test_one_record_that_cannot_be_read_does_not_stop_the_others(stage, caplog):
