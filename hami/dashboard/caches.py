@@ -29,6 +29,7 @@ MIN_AGE_S, MAX_AGE_S = 1.0, 10.0  # until a rendering is replaced because the cl
 AGE_FACTOR = 20.0  # how much longer a rendering is used than it took, between these
 WAIT_S = 10.0  # for a rendering that others are waiting for
 POLL_PAUSE_S = 0.5
+STEP_S = 0.5  # for which what is due is polled before it is looked for again, which takes long in a large cluster
 FAILED_S = 30.0  # until a failed poll is repeated
 
 
@@ -278,22 +279,29 @@ class Poller(Task, Generic[K, V]):
                 self._arrived.notify_all()
 
     def step(self) -> float:
-        """Polls some of what is due. Values are fetched at the same time, and parsed here one after the other."""
-        due, version, begun = self.due(), self._version(), self._clock()
-        polls = [(key, self._start(key)) for key in due[: self._limits.at_once]]
-        for key, fetched in polls:
-            value = None
-            try:
-                value = self._parse(fetched())
-            except HamiError as error:
-                log.debug(
-                    "dashboard poll without a result", extra={"key": str(key), "error": str(error)}
-                )
-            except Exception:
-                log.exception("dashboard poll failed", extra={"key": str(key)})
-            self.put(key, value, version)
+        """Polls what is due, for STEP_S at most and a poll. Values are fetched at the same time, and parsed here one
+        after the other."""
+        due, begun = self.due(), self._clock()
+        polled = 0
+        while polled < len(due) and (not polled or self._clock() - begun < STEP_S):
+            keys, version = due[polled : polled + self._limits.at_once], self._version()
+            polled += len(keys)
+            for key, fetched in [(key, self._start(key)) for key in keys]:
+                self.put(key, self._value(key, fetched), version)
         self.pause(self._limits.pause * (self._clock() - begun))
-        return 0.0 if len(due) > len(polls) else POLL_PAUSE_S
+        return 0.0 if polled < len(due) else POLL_PAUSE_S
+
+    def _value(self, key: K, fetched: Callable[[], Any]) -> V | None:
+        """Returns what is made of the fetched value of *key*; ``None``: it has failed."""
+        try:
+            return self._parse(fetched())
+        except HamiError as error:
+            log.debug(
+                "dashboard poll without a result", extra={"key": str(key), "error": str(error)}
+            )
+        except Exception:
+            log.exception("dashboard poll failed", extra={"key": str(key)})
+        return None
 
     def _start(self, key: K) -> Callable[[], Any]:
         """Returns what waits for the fetched value. A single one is fetched in this thread: the process, which ends

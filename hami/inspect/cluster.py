@@ -109,6 +109,10 @@ class Holder:
     phase: str = ""
 
 
+_Holders = dict[tuple[str, str], list[tuple[Holder | None, Charge]]]
+"""The pods on each device of a node, by vendor and UUID, with what they hold of it."""
+
+
 class InspectedCluster:
     """The cluster of *record*, as the scheduler would see it then. *view*, *claimed*: if they are known already.
 
@@ -135,6 +139,7 @@ class InspectedCluster:
         self.pods: Mapping[str, Pod] = {pod.ref.uid: pod for pod in record.pods}
         self._views = (view, claimed.view)
         self._namespaces = namespaces
+        self._holders: dict[str, _Holders] = {}
 
     # Devices and what is held of them, whoever allocates them
 
@@ -185,16 +190,20 @@ class InspectedCluster:
         ref = self.view.ref(uid)
         return ref if ref is not None and ref.namespace in self._namespaces else None
 
-    def holders(self, node: str, vendor: str, uuid: str) -> list[tuple[Holder | None, Charge]]:
+    def holders(self, node: str, vendor: str, uuid: str) -> Sequence[tuple[Holder | None, Charge]]:
         """Returns the pods on a device with what they hold of it; ``None`` for a pod without a name here."""
-        holders: list[tuple[Holder | None, Charge]] = []
+        if node not in self._holders:
+            self._holders[node] = self._holders_on(node)
+        return self._holders[node].get((vendor, uuid), ())
+
+    def _holders_on(self, node: str) -> _Holders:
+        holders: _Holders = {}
         for booking in self.bookings(node):
-            for key, charges in booking.charges:
-                if key != vendor:
-                    continue
+            pods = self._pods_with(booking)
+            for vendor, charges in booking.charges:
                 for charge in charges:
-                    if charge.uuid == uuid:
-                        holders += [(pod, charge) for pod in self._pods_with(booking)]
+                    of_device = holders.setdefault((vendor, charge.uuid), [])
+                    of_device += [(pod, charge) for pod in pods]
         return holders
 
     def pods_with(self, bookings: Iterable[Booking]) -> list[Holder]:
