@@ -251,13 +251,12 @@ class Poller(Task, Generic[K, V]):
                 if polled.value is not None and now >= polled.until:
                     polled.value = None
                     self.changes += 1
-            due = {
-                key: polled.due
-                for key, polled in self._values.items()
-                if now >= polled.due
-                and now - polled.viewed <= self._limits.viewed
-                and version != polled.version
-            }
+            due: dict[K, float] = {}
+            for key, polled in self._values.items():
+                if now < polled.due or now - polled.viewed > self._limits.viewed:
+                    continue
+                if version != polled.version:
+                    due[key] = polled.due
             return sorted(due, key=due.__getitem__)
 
     def put(self, key: K, value: V | None, version: Hashable = None) -> None:

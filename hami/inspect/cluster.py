@@ -113,6 +113,17 @@ _Holders = dict[tuple[str, str], list[tuple[Holder | None, Charge]]]
 """The pods on each device of a node, by vendor and UUID, with what they hold of it."""
 
 
+def _by_device(bookings: Iterable[Booking], pods: Iterable[Sequence[Holder | None]]) -> _Holders:
+    """*pods*: those of each booking."""
+    holders: _Holders = {}
+    for booking, of_booking in zip(bookings, pods, strict=True):
+        for vendor, charges in booking.charges:
+            for charge in charges:
+                of_device = holders.setdefault((vendor, charge.uuid), [])
+                of_device += [(pod, charge) for pod in of_booking]
+    return holders
+
+
 class InspectedCluster:
     """The cluster of *record*, as the scheduler would see it then. *view*, *claimed*: if they are known already.
 
@@ -193,18 +204,9 @@ class InspectedCluster:
     def holders(self, node: str, vendor: str, uuid: str) -> Sequence[tuple[Holder | None, Charge]]:
         """Returns the pods on a device with what they hold of it; ``None`` for a pod without a name here."""
         if node not in self._holders:
-            self._holders[node] = self._holders_on(node)
+            bookings = self.bookings(node)
+            self._holders[node] = _by_device(bookings, map(self._pods_with, bookings))
         return self._holders[node].get((vendor, uuid), ())
-
-    def _holders_on(self, node: str) -> _Holders:
-        holders: _Holders = {}
-        for booking in self.bookings(node):
-            pods = self._pods_with(booking)
-            for vendor, charges in booking.charges:
-                for charge in charges:
-                    of_device = holders.setdefault((vendor, charge.uuid), [])
-                    of_device += [(pod, charge) for pod in pods]
-        return holders
 
     def pods_with(self, bookings: Iterable[Booking]) -> list[Holder]:
         """Returns the pods that hold *bookings*, each once, as far as they have names here."""

@@ -69,6 +69,7 @@ class WallKeeper(Task):
         self._growing: dict[tuple[str, str], tuple[float, Mapping[str, int]]] = {}
         self._uses: tuple[DriverUse, ...] = ()
         self._repairs = 0
+        self._unlimited: set[str] = set()
         self._reported = OncePerKey()
 
     def uses(self) -> tuple[DriverUse, ...]:
@@ -79,11 +80,16 @@ class WallKeeper(Task):
         """Returns how many limits had been lost and were set again."""
         return self._repairs
 
+    def unlimited(self) -> int:
+        """Returns for how many containers that run the driver's limits could not be set, as of the last look."""
+        return len(self._unlimited)
+
     def step(self) -> float:
         """Looks at all containers; returns the seconds until the next look."""
         uses: list[DriverUse] = []
         pods = self._pods()
         names = _names(pods or ())
+        self._unlimited &= names.keys()
         try:
             if pods is not None:
                 self._records.sweep(names)
@@ -107,22 +113,32 @@ class WallKeeper(Task):
             growing = {key: entry for key, entry in self._growing.items() if now < entry[0]}
             self._growing = {**growing, (uid, container): (now + GROWING_S, wanted)}
             for id, named in _names(self._pods() or ()).items():
-                if (named[0].uid, named[1]) == (uid, container):
-                    self._look(id, named)
+                if (named[0].uid, named[1]) != (uid, container):
+                    continue
+                record = self._records.read(id)
+                if record is not None and record.group:
+                    self._look(id, record, named)
 
     def _tried(self, id: str, named: _Named | None) -> list[DriverUse]:
         """As `_look`; an error is logged once, and the next container gets its turn."""
+        uses: list[DriverUse] = []
         try:
-            return self._look(id, named)
+            record = self._records.read(id)
+            if record is not None and not record.group:
+                problem = record.problem or "its control group is not known"
+                raise HostError(f"container {id}: {problem}")
+            if record is not None:
+                uses = self._look(id, record, named)
         except HamiError as error:
             self._warn(error)
-            return []
+            if named is not None:
+                self._unlimited.add(id)
+        else:
+            self._unlimited.discard(id)
+        return uses
 
-    def _look(self, id: str, named: _Named | None) -> list[DriverUse]:
+    def _look(self, id: str, record: WallRecord, named: _Named | None) -> list[DriverUse]:
         """Sets the limits of a container that are not as they should be. Raises: HamiError."""
-        record = self._records.read(id)
-        if record is None or not record.group:
-            return []
         uses = []
         try:
             for uuid, wanted in self._wanted(record, named).items():

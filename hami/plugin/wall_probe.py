@@ -84,8 +84,11 @@ class WallProbe:
         cards = self._cards()
         if not cards:
             return "the node has no cards"
+        whole = [card for card in cards if not card.mig]
+        if not whole:
+            return "all cards are in MIG mode"
         try:
             self._driver = self._open_driver()
         except HamiError as error:
             return str(error)
-        return self._driver.reason_not_supported(cards[0].uuid, self.root)
+        return self._driver.reason_not_supported(whole[0].uuid, self.root)

@@ -1,6 +1,7 @@
 """The driver's limits of containers that run: measured, repaired, resized, and switched off where the driver cannot."""
 
 import time
+from dataclasses import replace
 
 import pynvml
 import pytest
@@ -50,7 +51,8 @@ class Stage:
         self.time = 0.0
         self.opened = 0
         self.knows_pods = True
-        self.probe = WallProbe(self.config, self.open, lambda: cards(A, B), clock=lambda: self.time)
+        self.cards = cards(A, B)
+        self.probe = WallProbe(self.config, self.open, lambda: self.cards, clock=lambda: self.time)
         self.keeper = WallKeeper(
             "n1", self.probe, self.records, self.host, self.pods, clock=lambda: self.time
         )
@@ -199,6 +201,38 @@ def test_one_record_that_cannot_be_read_does_not_stop_the_others(stage, caplog):
     assert len(warnings) == 1
 
 
+def test_a_container_whose_limit_could_not_be_set_is_counted(stage, caplog):
+    """The limiter still limits it: it may grow."""
+    stage.record("group \nproblem cannot open libnvidia-ml.so.1\n")
+    stage.keeper.step()
+    assert stage.keeper.unlimited() == 1
+    assert str(caplog.records[-1].error).endswith(f"{ID}: cannot open libnvidia-ml.so.1")
+    assert stage.resize(8) is not None
+    stage.record(f"group /kubepods/pod1/{ID}\nlimit {A}={4 * GIB}\n")
+    stage.keeper.step()
+    assert stage.keeper.unlimited() == 0
+
+
+def test_a_container_that_has_ended_is_not_counted(stage):
+    stage.record("group \n")
+    stage.keeper.step()
+    stage.knows_pods = False
+    stage.keeper.step()
+    assert stage.keeper.unlimited() == 0
+
+
+@cases(
+    "modes, reason",
+    ((True, False), ""),
+    ((True, True), "all cards are in MIG mode"),
+)
+def test_a_card_in_mig_mode_does_not_answer_for_the_others(stage, modes, reason):
+    """The driver limits no memory of MIG devices."""
+    stage.cards = [replace(card, mig=mig) for card, mig in zip(cards(A, B), modes, strict=True)]
+    stage.nvml.fail("nvmlDeviceSetMemoryLimits_v1", pynvml.NVML_ERROR_NOT_SUPPORTED, 0)
+    assert stage.probe.reason_off() == reason
+
+
 @cases(
     "fields, reason",
     ({"memory_by": LIMITER}, "--memory-by=limiter"),
@@ -271,6 +305,7 @@ def test_the_metrics_of_the_plugin_have_it(stage):
     page = generate_latest(registry).decode()
     assert 'hami_memory_wall_info{backend="misc",node="n1"} 1.0' in page
     assert 'hami_memory_wall_repairs_total{node="n1"} 0.0' in page
+    assert 'hami_memory_wall_failed_containers{node="n1"} 0.0' in page
 
 
 def test_a_limit_of_none_is_none(stage):
