@@ -12,8 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from operator import truediv
 from typing import Any
 
-import yaml
-
 from benchmarks import fleet
 from benchmarks.processes import Cpu, Run, disturbed
 from benchmarks.replica import Replica, stub_api
@@ -24,6 +22,7 @@ from testing.kube import ApiError, Kube, path_of
 from testing.nodes import fake_node, gpus
 from testing.pods import pod
 from testing.scheduler import Certificates, Scheduler, install, webhook_configuration
+from testing.yaml_text import read_document, read_documents
 
 __all__ = ["NOTHING", "POLICIES", "WEBHOOK", "creation_rows", "switch_to", "webhook_rows"]
 
@@ -213,7 +212,7 @@ def _refused(
 def judge(kube: Kube) -> None:
     """Makes the policies that refuse hold in the namespace JUDGED only, and waits until they do."""
     kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": JUDGED}})
-    for item in yaml.safe_load_all((MANIFESTS / "policies.yaml").read_text()):
+    for item in read_documents((MANIFESTS / "policies.yaml").read_text()):
         if item["kind"] == "ValidatingAdmissionPolicyBinding":
             item["spec"]["matchResources"] = {
                 "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": JUDGED}}
@@ -274,11 +273,11 @@ def _other(name: str) -> Object:
 
 def switch_to(mode: str, kube: Kube, scheduler: Scheduler) -> None:
     """Makes the API server admit pods in *mode*, one of MODES, and waits until it does."""
-    policies = list(yaml.safe_load_all((MANIFESTS / "policies.yaml").read_text()))
-    own = list(yaml.safe_load_all((COMPONENT / "policies.yaml").read_text()))
+    policies = read_documents((MANIFESTS / "policies.yaml").read_text())
+    own = read_documents((COMPONENT / "policies.yaml").read_text())
     webhooks = webhook_configuration(scheduler.certificates, scheduler.port)
     if mode == POLICIES:
-        patch = yaml.safe_load((COMPONENT / "webhook.yaml").read_text())[-1]
+        patch = read_document((COMPONENT / "webhook.yaml").read_text())[-1]
         webhooks["webhooks"][1]["matchConditions"] = patch["value"]
     for item in (*policies, webhooks, *own):
         if mode == NOTHING or (item in own and mode == WEBHOOK):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from hami.codec.device_config import parse_device_config
 from hami.vendors.entry_points import full_catalog
@@ -23,6 +22,7 @@ from testing.kube import ApiError, Kube
 from testing.pods import RESOURCES, container, pod
 from testing.sandbox import Sandbox, named
 from testing.scheduler import Certificates, Scheduler, webhook_configuration
+from testing.yaml_text import read_documents
 from tools.admission import FOLDER, generated_files
 
 pytestmark = pytest.mark.since(1, 36)
@@ -206,7 +206,7 @@ def settings(
 ) -> list[Object]:
     """The policies for a device configuration, which the webhook has, too."""
     if request.param == "shipped":
-        return list(yaml.safe_load_all((FOLDER / "policies.yaml").read_text()))
+        return read_documents((FOLDER / "policies.yaml").read_text())
     text = (MANIFESTS / "device-config.yaml").read_text()
     limits = {namespace: 40 for namespace in (sandbox.namespace, mutated_namespace(sandbox))}
     for name, value in {**OTHER, "gpucoresLimits": json.dumps(limits)}.items():
@@ -219,7 +219,7 @@ def settings(
     file.write_text(text)
     scheduler.run_with(device_config_file=str(file))
     made = generated_files(full_catalog(config), config.nvidia)[FOLDER / "policies.yaml"]
-    return list(yaml.safe_load_all(made))
+    return read_documents(made)
 
 
 @pytest.fixture

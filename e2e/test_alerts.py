@@ -19,10 +19,11 @@ from testing.builders import ONLY_NVIDIA
 from testing.cases import cases
 from testing.metric_pages import monitor_page, plugin_page, scheduler_page
 from testing.usage_stage import UsageReplica, UsageStage, bound
+from testing.yaml_text import read_document
 
 ROOT = Path(__file__).parent.parent
 RULES = ROOT / "monitoring" / "alerts.yaml"
-GROUPS = yaml.safe_load(RULES.read_text())["groups"]
+GROUPS = read_document(RULES.read_text())["groups"]
 NAMES = {rule["alert"] for group in GROUPS for rule in group["rules"] if "alert" in rule}
 DASHBOARDS = sorted((ROOT / "dashboards").glob("*.json"))
 NAMESPACE = "team"  # of all series that have a namespace

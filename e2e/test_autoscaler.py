@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import urllib3
-import yaml
 
 from hami.inspect.snapshot import parse_snapshot
 from hami.model import Pod
@@ -27,6 +26,7 @@ from testing.pods import pod
 from testing.processes import group_members
 from testing.sandbox import Sandbox
 from testing.scheduler import Certificates, Scheduler
+from testing.yaml_text import read_document
 
 Object = dict[str, Any]
 GROUP = ("--model", "NVIDIA A100-SXM4-80GB", "--count", "8", "--memory", "81920")
@@ -35,7 +35,7 @@ GROUP = ("--model", "NVIDIA A100-SXM4-80GB", "--count", "8", "--memory", "81920"
 def templates(local: LocalCluster, count: int) -> list[Object]:
     """Returns nodes of a group: half of them with the annotations, the others with the labels that the
     command prints."""
-    node = yaml.safe_load(hami(local.kubeconfig, "render-template", *GROUP).text)
+    node = read_document(hami(local.kubeconfig, "render-template", *GROUP).text)
     nodes = [copy.deepcopy(node) for _ in range(count)]
     for number, made in enumerate(nodes):
         made["metadata"]["name"] = f"template-node-for-a100-{number}"
@@ -234,7 +234,7 @@ def large(template: Object, asked: Object) -> bytes:
 
 def shipped_limit() -> int:
     """Returns the bytes that the shipped Deployment permits the container."""
-    deployment = yaml.safe_load((MANIFESTS / "deployment.yaml").read_text())
+    deployment = read_document((MANIFESTS / "deployment.yaml").read_text())
     (extender,) = (
         item
         for item in deployment["spec"]["template"]["spec"]["containers"]

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-import yaml
 from cryptography import x509
 
 from testing.cases import cases
@@ -34,6 +33,7 @@ from testing.scheduler import (
     redirect_webhook,
     webhook_configuration,
 )
+from testing.yaml_text import read_documents
 
 SECRET, WEBHOOK, PREVIOUS = "hami-scheduler-self-signed", "hami-webhook", "hami-scheduler-tls"
 COMPONENT = MANIFESTS.parent / "components" / "self-signed"
@@ -266,7 +266,7 @@ def test_renewal_and_rotation_under_load_lose_no_admission(sandbox, self_signed,
     assert float(shown[1]) >= moved.serving.not_valid_after_utc.timestamp()
     made = list(calls(local.audit_log, EXTENDER, begun))
     assert not refused(made)
-    assert not unused(granted(yaml.safe_load_all(RIGHTS.read_text()), EXTENDER), made)
+    assert not unused(granted(read_documents(RIGHTS.read_text()), EXTENDER), made)
 
 
 def change_webhooks(kube: Kube, **changes: object) -> None:

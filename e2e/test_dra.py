@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import yaml
 
 from hami.codec.claim_spec import Inexpressible, render_claim_spec
 from hami.codec.claims import AllocatedClaim, CorePolicy, parse_claim
@@ -46,6 +45,7 @@ from testing.kube import Kube, path_of
 from testing.people import DEVICE_CONFIG, hami
 from testing.pods import container, pod
 from testing.sandbox import Sandbox
+from testing.yaml_text import read_document, read_documents
 
 Object = dict[str, Any]
 pytestmark = pytest.mark.since(*FIRST)
@@ -801,7 +801,7 @@ def test_a_pod_that_names_a_resource_only_gets_a_card(cluster, sandbox, resource
 
 def pieces() -> list[Object]:
     """The requests that the page shows on their own, each in a list."""
-    blocks = [yaml.safe_load(text) for text in EXAMPLES if "\n---\n" not in text]
+    blocks = [read_document(text) for text in EXAMPLES if "\n---\n" not in text]
     return [
         item
         for block in blocks
@@ -814,7 +814,7 @@ def pieces() -> list[Object]:
 def test_the_documented_claim_for_an_instance_is_allocated(sandbox):
     publish(sandbox, n0=[divided()])
     (request,) = (
-        item for text in EXAMPLES if "mig.hami.io" in text for item in yaml.safe_load(text)
+        item for text in EXAMPLES if "mig.hami.io" in text for item in read_document(text)
     )
     assert taken(sandbox, "p", request) == ["0-3g-40gb-4"]
 
@@ -822,14 +822,14 @@ def test_the_documented_claim_for_an_instance_is_allocated(sandbox):
 def test_the_documented_claims_are_allocated(sandbox):
     publish(sandbox, n0=[card(0), card(1), card(2, model=T4, memory_mib=15_360)])
     (whole,) = [text for text in EXAMPLES if "\n---\n" in text]
-    claim, slice = yaml.safe_load_all(whole)
+    claim, slice = read_documents(whole)
     sandbox.kube.create(claim, sandbox.namespace)
     sandbox.create(slice)
     bound(sandbox, "slice")
     (device,) = claim_of(sandbox, "slice").requests[0].devices
     assert (device.memory_mib, device.cores, device.share_milli) == (3000, 30, 10_000)
     constraints, config = (
-        yaml.safe_load(text) for text in EXAMPLES if text.startswith(("constraints:", "config:"))
+        read_document(text) for text in EXAMPLES if text.startswith(("constraints:", "config:"))
     )
     cards = {}
     for number, request in enumerate(pieces()):

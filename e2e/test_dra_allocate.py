@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 import urllib3
-import yaml
 
 from hami import model
 from hami.codec.claims import AllocatedClaim, parse_claim
@@ -47,6 +46,7 @@ from testing.pods import container, init, pod, sidecar
 from testing.priorities import add_priorities, of_priority
 from testing.sandbox import Sandbox
 from testing.scheduler import Certificates, Scheduler
+from testing.yaml_text import read_document
 
 Object = dict[str, Any]
 pytestmark = pytest.mark.since(*FIRST)
@@ -85,7 +85,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 def with_profiles(config: Object) -> None:
     """Makes *config* that of the component."""
-    shipped = yaml.safe_load((ALLOCATE / "scheduler-config.yaml").read_text())
+    shipped = read_document((ALLOCATE / "scheduler-config.yaml").read_text())
     shipped["extenders"][0]["urlPrefix"] = config["extenders"][0]["urlPrefix"]
     config.update(shipped)
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 
 from testing.cluster import MANIFESTS
 from testing.nodes import gpu
 from testing.sandbox import LABEL, Sandbox
+from testing.yaml_text import read_documents
 
 Object = dict[str, Any]
 STATE, CLIENT = "nvidia.com/gpu-driver-upgrade-state", "nvidia.com/gpu.deploy.client"
@@ -31,7 +31,7 @@ UPGRADE = (
 def daemon(request: pytest.FixtureRequest, sandbox: Sandbox) -> Iterator[str]:
     """The shipped DaemonSet, on the nodes of the sandbox, with the label of the component gpu-operator-client."""
     sandbox.add_gpu_node("n0", gpu(), labels={CLIENT: "true"})
-    documents = yaml.safe_load_all((MANIFESTS / f"{request.param}.yaml").read_text())
+    documents = read_documents((MANIFESTS / f"{request.param}.yaml").read_text())
     (item,) = [document for document in documents if document["kind"] == "DaemonSet"]
     item["metadata"] = {"name": "daemon"}
     spec = item["spec"]["template"]["spec"]

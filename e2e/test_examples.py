@@ -4,13 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 from testing.accounts import permit_priority
 from testing.cases import cases
 from testing.eventually import WaitTimeout
 from testing.nodes import gpus, mig_gpu
 from testing.quickstart import DOCS, script
+from testing.yaml_text import read_documents
 
 FOLDER = Path(__file__).parent.parent / "examples"
 CARDS = gpus(2, memory_mib=40_960, model="NVIDIA A100-SXM4-40GB")
@@ -45,7 +45,7 @@ def example(sandbox):
     def apply(name, count):
         if name == "priority.yaml":
             permit_priority(sandbox)
-        for item in yaml.safe_load_all((FOLDER / name).read_text()):
+        for item in read_documents((FOLDER / name).read_text()):
             applied.append((item["kind"], item["metadata"]["name"]))
             if item["kind"] in WORKLOADS:
                 sandbox.create(item)
@@ -84,7 +84,7 @@ def test_the_pods_of_the_quickstart_share_one_card(sandbox):
         r"<<YAML\n(.*?)^YAML$", script(DOCS / "quickstart.md"), re.MULTILINE | re.DOTALL
     )
     sandbox.add_gpu_node("gpu-0", *gpus(2))
-    for item in yaml.safe_load_all(manifest):
+    for item in read_documents(manifest):
         sandbox.create(item)
         sandbox.started()
     assert len(sandbox.cards("a") | sandbox.cards("b")) == 1

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-import yaml
 
 from hami.codec.pods import render_preempted
 from hami.codec.times import render_time
@@ -26,6 +25,7 @@ from testing.scheduler import (
     second_replica,
     wait_for_webhook,
 )
+from testing.yaml_text import read_documents
 
 GROUPS = "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups"
 COMPOSITES = "/apis/scheduling.k8s.io/v1alpha3/namespaces/default/compositepodgroups"
@@ -165,7 +165,7 @@ def test_a_gang_that_fits_is_placed(kube):
 
 
 def test_the_gang_of_the_examples_is_placed(kube):
-    group, job = yaml.safe_load_all(EXAMPLE.read_text())
+    group, job = read_documents(EXAMPLE.read_text())
     kube.call("POST", GROUPS, group)
     kube.create(job, "default")
     eventually(

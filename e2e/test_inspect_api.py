@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from hami.codec.config_maps import render_config_map
 from hami.codec.usage_objects import render_current
@@ -24,6 +23,7 @@ from testing.pods import pod
 from testing.processes import free_port
 from testing.sandbox import Sandbox
 from testing.scheduler import NAMESPACE, SCHEDULER, Certificates
+from testing.yaml_text import read_document
 
 USAGE = "hami-usage"
 INSPECT = COMPONENT.parent / "inspect-api"
@@ -64,7 +64,7 @@ def fronted(tmp_path: Path) -> Iterator[LocalCluster]:
             cert_file=str(certificates.cert_file),
             key_file=str(certificates.key_file),
         ):
-            kube.call("POST", SERVICES, yaml.safe_load((INSPECT / "api-service.yaml").read_text()))
+            kube.call("POST", SERVICES, read_document((INSPECT / "api-service.yaml").read_text()))
             eventually(
                 lambda: is_available(kube),
                 lambda: f"the API server reaches the group: {conditions(kube)}",

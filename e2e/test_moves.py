@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-import yaml
 
 from hami.codec.keys import MAKE_ROOM, MOVES
 from hami.model import Pod
@@ -23,6 +22,7 @@ from testing.nodes import LOCK_FREE, gpu
 from testing.pods import pod
 from testing.sandbox import Sandbox
 from testing.scheduler import Scheduler
+from testing.yaml_text import read_documents
 
 Object = dict[str, Any]
 Layout = Mapping[str, Mapping[str, Object]]
@@ -44,7 +44,7 @@ def rights(local: Any) -> Iterator[None]:
     """The roles and policies of the component."""
     items: list[Object] = []
     for name in ("rbac.yaml", "policies.yaml"):
-        items += list(yaml.safe_load_all((COMPONENT / name).read_text()))
+        items += read_documents((COMPONENT / name).read_text())
     for item in items:
         local.kube.apply(item)
     yield

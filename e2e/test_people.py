@@ -7,7 +7,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import yaml
 
 from hami.codec.keys import NODE_RESIZES, RESIZE, RESIZE_APPLIED, RESIZED
 from hami.codec.resize import AppliedSizes, render_applied
@@ -18,6 +17,7 @@ from testing.people import DEVICE_CONFIG, hami
 from testing.pods import container, job, pod
 from testing.processes import free_port
 from testing.scheduler import account_kubeconfig
+from testing.yaml_text import read_document
 
 BINPACK = {"hami.io/node-scheduler-policy": "binpack"}
 PLUGIN = f"""\
@@ -75,7 +75,7 @@ def test_rows_in_each_form(ask, shared):
     rows = ask("top", "nodes", mine, "-o", "json")
     assert names(rows) == full
     assert names(ask("top", "pods", "-o", "json")) == ["a", "b", "large"]
-    assert yaml.safe_load(ask("top", "nodes", mine, "-o", "yaml").output) == rows.document
+    assert read_document(ask("top", "nodes", mine, "-o", "yaml").output) == rows.document
     table, wide = (
         ask("top", "cards", *full).text.splitlines(),
         ask("top", "cards", *full, "-o", "wide").text,

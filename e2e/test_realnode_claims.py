@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 
 from hami.codec.keys import ALLOCATION_MODE, LOCK_FREE, MANAGED_TAINT
 from hami.codec.slices import DRIVER, device_name, pool_name
@@ -31,6 +30,7 @@ from testing.realnode import RealNode, missing
 from testing.sandbox import Sandbox
 from testing.scheduler import Certificates, Scheduler
 from testing.shown import seen, shower, showing
+from testing.yaml_text import read_document, read_documents
 
 pytestmark = [pytest.mark.since(*FIRST), pytest.mark.timeout(300)]
 Object = dict[str, Any]
@@ -42,7 +42,7 @@ def cluster() -> Iterator[LocalCluster]:
     """A control plane with the configuration of kube-scheduler that the component installs."""
 
     def with_profile(config: Object) -> None:
-        shipped = yaml.safe_load((ALLOCATE / "scheduler-config.yaml").read_text())
+        shipped = read_document((ALLOCATE / "scheduler-config.yaml").read_text())
         config["profiles"] = shipped["profiles"]
         config["extenders"][0]["managedResources"] = shipped["extenders"][0]["managedResources"]
 
@@ -149,7 +149,7 @@ def results(claim: Object) -> list[Object]:
 
 def test_containers_share_what_a_template_of_a_user_says(sandbox, real, driver):
     """The example, with containers that show what they got."""
-    template, example = yaml.safe_load_all(
+    template, example = read_documents(
         (MANIFESTS.parent.parent / "examples" / "claim.yaml").read_text()
     )
     sandbox.kube.create(template, sandbox.namespace)

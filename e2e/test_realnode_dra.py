@@ -32,6 +32,7 @@ from testing.realnode import RealNode
 from testing.restarts import kill_container, restarted, views
 from testing.sandbox import Sandbox
 from testing.shown import seen, shower, showing
+from testing.yaml_text import read_document, read_documents
 
 pytestmark = [pytest.mark.kind, pytest.mark.since(1, 36)]
 Object = dict[str, Any]
@@ -133,7 +134,7 @@ def test_containers_get_what_was_allocated_to_their_request(sandbox, real, drive
 
 def test_containers_share_a_request_and_a_container_has_several(sandbox, real, driver):
     """The example, with containers that show what they got, and one that uses both requests of another claim."""
-    template, example = yaml.safe_load_all(
+    template, example = read_documents(
         (MANIFESTS.parent.parent / "examples" / "claim.yaml").read_text()
     )
     sandbox.kube.create(template, sandbox.namespace)
@@ -444,7 +445,7 @@ def test_containers_share_all_of_their_requests_or_none(sandbox, real, driver):
 
 def test_strict_mode_holds_for_claims_of_users(sandbox, real, driver):
     """And what the webhook hides of containers that request no resource is visible by a claim."""
-    config = yaml.safe_load((MANIFESTS / "device-config.yaml").read_text())
+    config = read_document((MANIFESTS / "device-config.yaml").read_text())
     config["nvidia"]["strict"] = True
     (real.path(HOOK) / "strict.yaml").write_text(yaml.safe_dump(config))
     driver.stop()

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from testing import audit, gpu_operator
 from testing.cluster import LocalCluster
@@ -22,6 +21,7 @@ from testing.helm_chart import ROOT, Helm
 from testing.quickstart import DOCS, commands
 from testing.realnode import IMAGE, RealNode, missing
 from testing.scheduler import Certificates, Scheduler, install
+from testing.yaml_text import read_documents
 
 pytestmark = pytest.mark.kind
 Object = dict[str, Any]
@@ -76,7 +76,7 @@ class Reader:
                 )
                 self.rendered = {
                     f"{item['kind'].lower()}/{item['metadata']['name']}": item
-                    for item in yaml.safe_load_all(text)
+                    for item in read_documents(text)
                     if item
                 }
             case ["kubectl", "-n", "kube-system", "rollout", "status", workload, "--timeout=5m"]:

@@ -14,6 +14,7 @@ from testing.kube import write_kubeconfig
 from testing.nodes import gpus
 from testing.people import DEVICE_CONFIG, hami
 from testing.pods import pod
+from testing.yaml_text import read_documents
 
 BINPACK = {"hami.io/node-scheduler-policy": "binpack"}
 PODS = 12
@@ -24,7 +25,7 @@ RIGHTS = ("Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "R
 @pytest.fixture
 def account(local, tmp_path):
     """A kubeconfig of the account that records in a cluster, with its rights."""
-    objects = [item for item in yaml.safe_load_all(RECORD.read_text()) if item["kind"] in RIGHTS]
+    objects = [item for item in read_documents(RECORD.read_text()) if item["kind"] in RIGHTS]
     local.kube.apply_yaml(yaml.safe_dump_all(objects), "hami-record")
     token = local.kube.token("hami-record", "hami-record")
     return write_kubeconfig(local.kubeconfig, token, tmp_path / "record.kubeconfig")

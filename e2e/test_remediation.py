@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 
 from hami.codec.health import DeviceHealth, render_device_health
 from hami.codec.keys import DEVICE_HEALTH
@@ -16,6 +15,7 @@ from testing.nodes import gpus
 from testing.pods import pod
 from testing.sandbox import Sandbox
 from testing.scheduler import Scheduler, account_token
+from testing.yaml_text import read_documents
 
 Object = dict[str, Any]
 COMPONENT = MANIFESTS.parent / "components" / "remediation"
@@ -33,7 +33,7 @@ def rights(local: Any) -> Iterator[None]:
     """The roles and policies of the component."""
     items = []
     for name in ("rbac.yaml", "policies.yaml"):
-        items += list(yaml.safe_load_all((COMPONENT / name).read_text()))
+        items += read_documents((COMPONENT / name).read_text())
     for item in items:
         local.kube.apply(item)
     yield

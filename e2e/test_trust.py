@@ -33,6 +33,7 @@ from testing.pods import container, init, pod
 from testing.sandbox import ALLOCATED, Sandbox, served
 from testing.scheduler import Certificates, Scheduler, account_token, redirect_webhook
 from testing.vendors import MUTEX, PHASE, VENDORS
+from testing.yaml_text import read_document, read_documents
 
 Object = dict[str, Any]
 TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
@@ -432,7 +433,7 @@ def test_no_subresource_is_a_way_around_a_policy(sandbox, kind):
     }
     assert {resource, f"{resource}/status"} <= paths
     judged = {}
-    for policy in (item for file in POLICIES for item in yaml.safe_load_all(file.read_text())):
+    for policy in (item for file in POLICIES for item in read_documents(file.read_text())):
         rules = policy["spec"].get("matchConstraints", {}).get("resourceRules", ())
         changes = {
             name for rule in rules if "UPDATE" in rule["operations"] for name in rule["resources"]
@@ -1108,7 +1109,7 @@ def test_a_role_lets_people_refuse_preemption_of_pods_that_exist(sandbox, tenant
 @contextlib.contextmanager
 def configured(kube: Kube, name: str) -> Iterator[Object]:
     """Creates a configuration with the shipped webhooks, which no request reaches."""
-    made = yaml.safe_load((MANIFESTS / "webhook.yaml").read_text())
+    made = read_document((MANIFESTS / "webhook.yaml").read_text())
     made["metadata"]["name"] = name
     for webhook in made["webhooks"]:
         webhook["namespaceSelector"] = {"matchLabels": {"hami-e2e/webhook": "none"}}
@@ -1340,7 +1341,7 @@ def test_a_role_permits_the_work_of_a_plugin_of_another_vendor(sandbox, running)
 
 def strict_config(scheduler: Scheduler) -> str:
     """Writes the device configuration with ``strict``; returns its path."""
-    config = yaml.safe_load((MANIFESTS / "device-config.yaml").read_text())
+    config = read_document((MANIFESTS / "device-config.yaml").read_text())
     config["nvidia"]["strict"] = True
     path = scheduler.cluster.folder / "strict-device-config.yaml"
     path.write_text(yaml.safe_dump(config))
@@ -1434,11 +1435,11 @@ def test_strict_mode_holds_for_pods_of_another_scheduler(sandbox, tenant):
 @pytest.fixture
 def all_pods(sandbox: Sandbox, scheduler: Scheduler, certificates: Certificates) -> Iterator[None]:
     """The webhook receives all pods, as with the component ``strict``."""
-    component = yaml.safe_load(
+    component = read_document(
         (MANIFESTS.parent / "components" / "strict" / "kustomization.yaml").read_text()
     )
     (patch,) = component["patches"]
-    patched(sandbox.kube, "hami-webhook", *yaml.safe_load(patch["patch"]))
+    patched(sandbox.kube, "hami-webhook", *read_document(patch["patch"]))
 
     def hides() -> bool:
         made = sandbox.kube.dry_run(pod("probe"), sandbox.namespace)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 
 from hami.codec.keys import BIND_TIME
 from hami.codec.usage_objects import CURRENT, parse_current
@@ -20,6 +19,7 @@ from testing.people import hami
 from testing.pods import pod
 from testing.sandbox import Sandbox
 from testing.scheduler import Scheduler, kill_leader, second_replica
+from testing.yaml_text import read_documents
 
 NAMESPACE = "hami-usage"
 RIGHTS = MANIFESTS.parent / "usage" / "rbac.yaml"
@@ -33,7 +33,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def rights(local: Any) -> Iterator[None]:
     """The namespace of the records, and the rights there."""
-    for item in yaml.safe_load_all(RIGHTS.read_text()):
+    for item in read_documents(RIGHTS.read_text()):
         local.kube.apply(item)
     yield
     local.kube.delete("Namespace", NAMESPACE)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jsonpatch
-import yaml
 
 from hami.codec.claim_spec import render_claim_spec
 from hami.codec.slices import DRIVER
@@ -24,6 +23,7 @@ from testing.pods import pod
 from testing.realnode import RealNode
 from testing.sandbox import Sandbox
 from testing.scheduler import Certificates, Scheduler, install, webhook_configuration
+from testing.yaml_text import read_document, read_documents
 
 __all__ = [
     "ALLOCATE",
@@ -76,7 +76,7 @@ def component() -> list[Object]:
     return [
         item
         for name in ("device-class", "rbac", "policies")
-        for item in yaml.safe_load_all((COMPONENT / f"{name}.yaml").read_text())
+        for item in read_documents((COMPONENT / f"{name}.yaml").read_text())
     ]
 
 
@@ -174,8 +174,8 @@ def wait_published(plugin: DevicePlugin) -> None:
 
 def call_webhooks(kube: Kube, certificates: Certificates, port: int) -> None:
     """Applies the webhooks for claims with the address of a process on this machine."""
-    base = yaml.safe_load((MANIFESTS / "webhook.yaml").read_text())
-    patched = jsonpatch.apply_patch(base, yaml.safe_load((ALLOCATE / "webhook.yaml").read_text()))
+    base = read_document((MANIFESTS / "webhook.yaml").read_text())
+    patched = jsonpatch.apply_patch(base, read_document((ALLOCATE / "webhook.yaml").read_text()))
     kube.apply(webhook_configuration(certificates, port, configuration=patched))
 
 

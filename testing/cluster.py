@@ -26,6 +26,7 @@ from testing.eventually import WaitTimeout, eventually
 from testing.kube import ApiError, Kube
 from testing.processes import Program, free_port
 from testing.rights import audit_policy
+from testing.yaml_text import read_document, read_documents
 
 __all__ = [
     "FAKE_NODE",
@@ -62,7 +63,7 @@ def scheduler_config(
     """Returns the shipped KubeSchedulerConfiguration with its extender at *extender_port* (``None``: no extender).
 
     *folder*: that of the base, or of a component."""
-    config: Object = yaml.safe_load((folder / "scheduler-config.yaml").read_text())
+    config: Object = read_document((folder / "scheduler-config.yaml").read_text())
     if extender_port is None:
         del config["extenders"]
     else:
@@ -160,7 +161,7 @@ class LocalCluster:
         for attempt in range(3):  # another process may take a port before it is used
             documents = [self._kwok_config()]
             for file in (STAGES, *self._stages):
-                documents += yaml.safe_load_all(file.read_text())
+                documents += read_documents(file.read_text())
             (self.folder / "kwok.yaml").write_text(yaml.safe_dump_all(documents))
             done = self._kwokctl(
                 "create", "cluster", "--kubeconfig", str(self.kubeconfig), "--wait", "60s"

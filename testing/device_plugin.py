@@ -25,6 +25,7 @@ from testing.processes import free_port
 from testing.realnode import NodeProgram, RealNode
 from testing.revision import THIS, Revision
 from testing.scheduler import shipped_flags
+from testing.yaml_text import read_documents
 
 __all__ = ["HOOK", "RESOURCE", "SLOTS", "Card", "DevicePlugin", "cards"]
 
@@ -219,7 +220,7 @@ def account_kubeconfig(
     target = node.folder / f"{account}.kubeconfig"
     if target.exists():
         return target
-    for item in yaml.safe_load_all((MANIFESTS / rights).read_text()):
+    for item in read_documents((MANIFESTS / rights).read_text()):
         node.kube.apply(item)
     token = node.kube.token(account, NAMESPACE, bound_to=node.node())
     return write_kubeconfig(node.cluster.kubeconfig, token, target)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import yaml
+from hami.codec.documents import parse_own_yaml
 
 __all__ = ["number", "upstream_rows", "upstream_values", "upstream_versions"]
 
@@ -13,10 +14,10 @@ Values = dict[str, Any]
 UPSTREAM = Path(__file__).with_name("hami_values.yaml")
 
 
+@cache
 def upstream_rows() -> dict[str, Values]:
-    """Returns what is known of each key of HAMi's chart."""
-    rows: dict[str, Values] = yaml.safe_load(UPSTREAM.read_text())
-    return rows
+    """Returns what is known of each key of HAMi's chart. Callers share it."""
+    return cast(dict[str, Values], parse_own_yaml(UPSTREAM.read_text()))
 
 
 def upstream_values(version: str) -> Values:

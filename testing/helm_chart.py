@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from testing import binaries
+from testing.yaml_text import read_documents
 
 __all__ = ["CA", "CHART", "Helm", "HelmError", "with_images"]
 
@@ -49,7 +49,7 @@ class Helm:
             words = (*words, "--set", "image.preloaded=true")
         if values is not None:
             file = self._folder / "values.yaml"
-            file.write_text(yaml.safe_dump(values))
+            file.write_text(json.dumps(values))
             words = (*words, "--values", file)
         done = subprocess.run(
             [self._program, *words],
@@ -85,4 +85,4 @@ class Helm:
             kubernetes,
             values=with_images(values or {}),
         )
-        return [item for item in yaml.safe_load_all(text) if item]
+        return [item for item in read_documents(text) if item]

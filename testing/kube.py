@@ -20,6 +20,7 @@ import yaml
 from kubernetes import config as kubernetes_config
 
 from testing.eventually import WaitTimeout
+from testing.yaml_text import read_document, read_documents
 
 __all__ = ["ApiError", "Kube", "path_of", "write_impersonation", "write_kubeconfig"]
 
@@ -272,7 +273,7 @@ class Kube:
 
     def apply_yaml(self, text: str, namespace: str | None = None) -> None:
         """Applies every document of *text*."""
-        for item in yaml.safe_load_all(text):
+        for item in read_documents(text):
             if item:
                 self.apply(item, namespace)
 
@@ -457,7 +458,7 @@ class Kube:
 
 def write_kubeconfig(source: Path, token: str, target: Path) -> Path:
     """Writes the configuration *source* with *token* as credentials to *target*, which only the owner may read."""
-    config: Object = yaml.safe_load(source.read_text())
+    config: Object = read_document(source.read_text())
     config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
     target.touch(mode=0o600)
     target.write_text(yaml.safe_dump(config))
@@ -466,7 +467,7 @@ def write_kubeconfig(source: Path, token: str, target: Path) -> Path:
 
 def write_impersonation(source: Path, user: str, target: Path) -> Path:
     """Writes the configuration *source* to *target*, such that its administrator acts as *user*."""
-    config: Object = yaml.safe_load(source.read_text())
+    config: Object = read_document(source.read_text())
     for item in config["users"]:
         item["user"]["as"] = user
     target.touch(mode=0o600)

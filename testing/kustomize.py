@@ -11,6 +11,7 @@ import yaml
 
 from testing.binaries import find_one
 from testing.cluster import MANIFESTS
+from testing.yaml_text import read_documents
 
 __all__ = ["FOLDER", "OVERLAYS", "build", "elsewhere", "kustomize"]
 
@@ -28,7 +29,7 @@ def kustomize(folder: Path) -> str:
 
 
 def build(folder: Path) -> list[Object]:
-    return list(yaml.safe_load_all(kustomize(folder)))
+    return read_documents(kustomize(folder))
 
 
 def elsewhere(tmp_path: Path, folder: Path) -> list[Object]:
@@ -41,4 +42,4 @@ def elsewhere(tmp_path: Path, folder: Path) -> list[Object]:
     )
     text = kustomize(tmp_path)
     assert "kube-system" not in text
-    return list(yaml.safe_load_all(text))
+    return read_documents(text)

@@ -15,6 +15,7 @@ import urllib3
 import yaml
 
 from testing.kube import Kube
+from testing.yaml_text import read_document
 
 __all__ = ["LateWatch"]
 
@@ -48,7 +49,7 @@ class LateWatch:
 
     def kubeconfig(self, source: Path, target: Path) -> Path:
         """Writes the configuration *source* with the address of the proxy to *target*."""
-        config = yaml.safe_load(source.read_text())
+        config = read_document(source.read_text())
         for entry in config["clusters"]:
             entry["cluster"] = {"server": f"http://127.0.0.1:{self.server.server_port}"}
         target.touch(mode=0o600)

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
-
 from testing import binaries
 from testing.cluster import MANIFESTS
+from testing.yaml_text import read_documents
 
 __all__ = ["Oracle", "oracle"]
 
@@ -60,4 +59,4 @@ def oracle(program: Path | None = None) -> Iterator[Oracle]:
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        yield Oracle(process.stdin, process.stdout, list(yaml.safe_load_all(CLASS.read_text())))
+        yield Oracle(process.stdin, process.stdout, read_documents(CLASS.read_text()))

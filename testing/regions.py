@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 import hami
 from hami.node.region_layout import COMPUTE_SIZE, REGION_SIZE
 from hami.quantity import MIB
@@ -24,6 +22,7 @@ from testing.realnode import IMAGE, RealNode
 from testing.restarts import kill_container, restarted
 from testing.sandbox import Sandbox
 from testing.shown import shower
+from testing.yaml_text import read_document
 
 __all__ = ["FOLDER", "find_limits_again", "mounted", "run_in"]
 
@@ -66,8 +65,8 @@ def mounted(sandbox: Sandbox, real: RealNode) -> Iterator[None]:
 
 def mounting(real: RealNode) -> Object:
     """Returns a pod with the init container of the component, on the node."""
-    patch = yaml.safe_load(COMPONENT.read_text())["patches"][0]["patch"]
-    made = yaml.safe_load(patch)[0]["value"]
+    patch = read_document(COMPONENT.read_text())["patches"][0]["patch"]
+    made = read_document(patch)[0]["value"]
     (mount,) = made["volumeMounts"]
     assert [word.partition("=")[0] for word in made["command"]] == [
         "hami",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+from testing.yaml_text import read_documents
 
 __all__ = ["Call", "Right", "audit_policy", "calls", "granted", "refused", "shipped", "unused"]
 
@@ -82,7 +82,7 @@ def refused(made: Iterable[Call]) -> set[Call]:
 
 def shipped(file: str) -> list[Object]:
     """Returns the objects in a file of the base."""
-    return list(yaml.safe_load_all((BASE / file).read_text()))
+    return read_documents((BASE / file).read_text())
 
 
 def granted(items: Iterable[Object], account: str) -> set[Right]:

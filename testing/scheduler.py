@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import urllib3
-import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -30,6 +29,7 @@ from testing.kube import ApiError, Kube, write_kubeconfig
 from testing.pods import pod
 from testing.processes import Program, free_port
 from testing.revision import THIS, Revision
+from testing.yaml_text import read_document
 
 __all__ = [
     "EXTENDER",
@@ -195,7 +195,7 @@ def webhook_configuration(
     configuration: Object | None = None,
 ) -> Object:
     """Returns the shipped *configuration* (default: of the base) with the address of a process on this machine."""
-    configuration = configuration or yaml.safe_load(
+    configuration = configuration or read_document(
         (revision.manifests / "webhook.yaml").read_text()
     )
     for webhook in configuration["webhooks"]:
@@ -264,7 +264,7 @@ def shipped_flags(
     revision: Revision = THIS,
 ) -> dict[str, str]:
     """Returns the flags of a container of the manifests, with underscores; default: the extender."""
-    workload = yaml.safe_load((revision.manifests / file).read_text())
+    workload = read_document((revision.manifests / file).read_text())
     containers = {item["name"]: item for item in workload["spec"]["template"]["spec"]["containers"]}
     command = containers[container]["command"]
     words = (word.removeprefix("--").split("=", 1) for word in command if word.startswith("--"))

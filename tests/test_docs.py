@@ -25,6 +25,7 @@ from hami.plugin.settings import read_plugin_settings
 from hami.vendors.catalog import vendors
 from hami.vendors.vocabulary import counted_names
 from testing.cases import cases
+from testing.yaml_text import read_document, read_documents
 from tests.test_monitoring import GROUPS, SCRAPED
 from tools.diagrams import DiagramsMissing, unpacked
 from tools.site import copy_pages, nav_pages
@@ -612,7 +613,7 @@ def test_the_protocol_names_the_annotations_for_agents_of_vendors(vendor):
 def test_shown_quotas_are_enforced():
     """HAMi enforces devices, memory and cores, Kubernetes the rest."""
     blocks = [body for _, body in FENCE.findall(read(ROOT / "docs" / "usage.md"))]
-    (quota,) = [yaml.safe_load(body) for body in blocks if "ResourceQuota" in body]
+    (quota,) = [read_document(body) for body in blocks if "ResourceQuota" in body]
     counted = {
         f"limits.{name}"
         for entry in entries(chart_config())
@@ -632,7 +633,7 @@ SHOWN = [
 @pytest.mark.parametrize("body", SHOWN)
 def test_a_program_takes_what_a_page_shows_it(tmp_path, body):
     """Device configurations, settings of nodes, and manifests of pods; other documents can be parsed."""
-    documents = [document for document in yaml.safe_load_all(body) if isinstance(document, dict)]
+    documents = [document for document in read_documents(body) if isinstance(document, dict)]
     for document in documents:
         if document.keys() <= {*DeviceConfigFile.__struct_fields__, "acme"}:
             config = parse_device_config(body, "device-config.yaml", known=["acme"])
@@ -660,11 +661,11 @@ def test_the_shown_configuration_is_valid(tmp_path):
     )
     assert settings.operating_mode == "mig"
     assert settings.nvidia.mig_profile_allowlist
-    made = yaml.safe_load((ROOT / "manifests" / "base" / "kustomization.yaml").read_text())[
+    made = read_document((ROOT / "manifests" / "base" / "kustomization.yaml").read_text())[
         "configMapGenerator"
     ]
     (ours,) = [
-        yaml.safe_load(body)
+        read_document(body)
         for _, body in FENCE.findall(read(ROOT / "docs" / "installation.md"))
         if "configMapGenerator" in body
     ]

@@ -5,15 +5,15 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from hami import __version__
+from testing.yaml_text import read_document
 from tools.krew import FILES, main
 
 pytestmark = pytest.mark.files
 ROOT = Path(__file__).parent.parent
-JOBS = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yaml").read_text())["jobs"]
+JOBS = read_document((ROOT / ".github" / "workflows" / "release.yaml").read_text())["jobs"]
 STEPS = {
     name: [step["run"] for step in JOBS[name]["steps"] if "run" in step]
     for name in ("kubectl", "krew")
@@ -43,7 +43,7 @@ def printed(tmp_path_factory):
     assert words.pop() == "kubectl-hami-*.tar.gz"
     done = CliRunner().invoke(main, [*words, *map(str, paths)])
     assert done.exit_code == 0, done.output
-    return yaml.safe_load(done.output), paths
+    return read_document(done.output), paths
 
 
 def test_a_manifest_has_what_krew_asks_for(printed):

@@ -11,8 +11,6 @@ from collections import Counter
 from decimal import Decimal
 from pathlib import Path
 
-import yaml
-
 from hami.cli.people import make_admit
 from hami.inspect.cluster import InspectedCluster
 from hami.inspect.manifests import read_manifests
@@ -23,9 +21,10 @@ from hami.state import dry_run
 from testing.builders import gpu, node
 from testing.cases import cases
 from testing.records import held, record
+from testing.yaml_text import read_document, read_documents
 
 FOLDER = Path(__file__).parent.parent / "examples"
-SETTINGS = yaml.safe_load((FOLDER / "kueue-configuration.yaml").read_text())["resources"]
+SETTINGS = read_document((FOLDER / "kueue-configuration.yaml").read_text())["resources"]
 GPU, MEMORY, CORES, PERCENT = (
     f"nvidia.com/{name}" for name in ("gpu", "gpumem", "gpucores", "gpumem-percentage")
 )
@@ -376,7 +375,7 @@ def test_what_kueue_counts(limits, counted):
 
 def queue():
     """The quota of the example: amounts by resource."""
-    documents = yaml.safe_load_all((FOLDER / "kueue.yaml").read_text())
+    documents = read_documents((FOLDER / "kueue.yaml").read_text())
     (group,) = next(item for item in documents if item["kind"] == "ClusterQueue")["spec"][
         "resourceGroups"
     ]

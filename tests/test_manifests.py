@@ -5,7 +5,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
 from hami import __version__
 from hami.cli import main
@@ -32,6 +31,7 @@ from hami.node.library import install_library
 from hami.vendors.catalog import vendors
 from testing.builders import gpu
 from testing.cases import cases
+from testing.yaml_text import read_document, read_documents
 
 ROOT = Path(__file__).parent.parent
 BASE = ROOT / "manifests" / "base"
@@ -66,7 +66,7 @@ NATIVE = {
 def expressions(file, folder=BASE):
     """Returns the expressions in a file, by name or else by place."""
     found = {}
-    for item in yaml.safe_load_all((folder / file).read_text()):
+    for item in read_documents((folder / file).read_text()):
         for part in (*item.get("webhooks", ()), item.get("spec", {})):
             for entry in (
                 *part.get("matchConditions", ()),
@@ -116,7 +116,7 @@ def test_the_label_that_needs_a_right_is_that_which_the_scheduler_reads(name, la
     """No other pod is looked at."""
     (policy,) = (
         item
-        for item in yaml.safe_load_all((BASE / "policies.yaml").read_text())
+        for item in read_documents((BASE / "policies.yaml").read_text())
         if item["metadata"]["name"] == name and item["kind"] == "ValidatingAdmissionPolicy"
     )
     assert policy["spec"]["matchConstraints"]["objectSelector"] == {
@@ -133,7 +133,7 @@ def test_class_and_policy_of_claims_name_what_the_device_plugin_publishes():
         "n1", [gpu(cordoned=True, healthy=False), gpu("GPU-1", mode="mig", mig_profiles=(profile,))]
     )
     (card,), (instance,) = slice["spec"]["devices"], parts["spec"]["devices"]
-    classes = list(yaml.safe_load_all((DRA / "device-class.yaml").read_text()))
+    classes = read_documents((DRA / "device-class.yaml").read_text())
     assert [each["metadata"]["name"] for each in classes] == [DRIVER, "mig.hami.io"]
     for device_class, device in zip(classes, (card, instance), strict=True):
         kind = device["attributes"]["type"]["string"]
@@ -155,7 +155,7 @@ def test_class_and_policy_of_claims_name_what_the_device_plugin_publishes():
 
 
 def test_kube_scheduler_passes_all_resources_that_nodes_do_not_offer_to_the_extender():
-    config = yaml.safe_load((BASE / "scheduler-config.yaml").read_text())
+    config = read_document((BASE / "scheduler-config.yaml").read_text())
     (extender,) = config["extenders"]
     assert {entry["name"] for entry in extender["managedResources"]} == RESOURCES - NATIVE
     assert all(entry["ignoredByScheduler"] for entry in extender["managedResources"])
@@ -163,8 +163,7 @@ def test_kube_scheduler_passes_all_resources_that_nodes_do_not_offer_to_the_exte
 
 def test_with_its_own_claims_the_scheduler_has_a_second_profile_and_nothing_else_is_different():
     base, own = (
-        yaml.safe_load((folder / "scheduler-config.yaml").read_text())
-        for folder in (BASE, ALLOCATE)
+        read_document((folder / "scheduler-config.yaml").read_text()) for folder in (BASE, ALLOCATE)
     )
     (profile,) = base["profiles"]
     assert own["profiles"] == [
@@ -187,11 +186,11 @@ def test_with_its_own_claims_the_scheduler_has_a_second_profile_and_nothing_else
 def test_what_makes_claims_of_the_scheduler_is_named_as_in_the_code():
     text = str(expressions("policies.yaml", ALLOCATE))
     assert all(f"'{name}'" in text for name in (DRIVER, CLAIM_AMOUNTS, MANAGED_TAINT))
-    component = yaml.safe_load((ALLOCATE / "kustomization.yaml").read_text())
+    component = read_document((ALLOCATE / "kustomization.yaml").read_text())
     flags = {
         operation["value"]
         for patch in component["patches"]
-        for operation in yaml.safe_load(patch.get("patch", "[]"))
+        for operation in read_document(patch.get("patch", "[]"))
         if operation["op"] == "add"
     }
     assert flags == {"--dra=allocate", "--claim-allocator=hami"}
@@ -237,7 +236,7 @@ def test_the_policies_protect_the_keys_of_the_scheduler_and_none_of_users():
 
 @pytest.mark.parametrize("folder", [BASE, DRA, ALLOCATE], ids=lambda folder: folder.name)
 def test_every_policy_denies_when_it_fails_and_is_bound(folder):
-    items = list(yaml.safe_load_all((folder / "policies.yaml").read_text()))
+    items = read_documents((folder / "policies.yaml").read_text())
     policies = {
         item["metadata"]["name"]: item["spec"]
         for item in items
@@ -305,10 +304,7 @@ def shipped(*folders):
         file for folder in folders for file in sorted((ROOT / "manifests" / folder).glob("*.yaml"))
     )
     return [
-        item
-        for file in files
-        for item in yaml.safe_load_all(file.read_text())
-        if "metadata" in item
+        item for file in files for item in read_documents(file.read_text()) if "metadata" in item
     ]
 
 
@@ -425,7 +421,7 @@ def test_the_scheduler_may_write_claims_only_where_it_allocates_them():
 def test_webhooks_for_claims_see_pods_that_request_nvidia_gpus_by_their_names():
     """Those of labels on pods also see pods that have a claim already, which the other webhook leaves to them. All see
     pods that name templates of claims."""
-    operations = yaml.safe_load((ALLOCATE / "webhook.yaml").read_text())
+    operations = read_document((ALLOCATE / "webhook.yaml").read_text())
     webhooks = [operation["value"] for operation in operations if operation["op"] == "add"]
     (config,) = (vendor for vendor in vendors(chart_config()) if vendor.key == "NVIDIA")
     names = list(config.resources.names)
@@ -444,7 +440,7 @@ def test_webhooks_for_claims_see_pods_that_request_nvidia_gpus_by_their_names():
 
 def test_without_the_removal_of_rejected_pods_nothing_is_left_that_it_needs():
     folder = ROOT / "manifests" / "components" / "no-clean-rejected"
-    component = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    component = read_document((folder / "kustomization.yaml").read_text())
     role, deployment, policy = component["patches"]
     shipped_now = {(item["kind"], item["metadata"]["name"]): item for item in shipped("base")}
     targets = [
@@ -452,21 +448,21 @@ def test_without_the_removal_of_rejected_pods_nothing_is_left_that_it_needs():
     ]
     (rule,) = targets[0]["rules"]
     assert (rule["resources"], rule["verbs"]) == (["pods"], ["delete"])
-    assert yaml.safe_load(role["patch"]) == [{"op": "replace", "path": "/rules", "value": []}]
+    assert read_document(role["patch"]) == [{"op": "replace", "path": "/rules", "value": []}]
     (variable,) = targets[1]["spec"]["variables"]
     assert variable["name"] == "rejected"
     assert "variables.rejected" in targets[1]["spec"]["validations"][0]["expression"]
-    assert yaml.safe_load(policy["patch"])[-1] == {
+    assert read_document(policy["patch"])[-1] == {
         "op": "replace",
         "path": "/spec/variables/0/expression",
         "value": "false",
     }
-    assert yaml.safe_load(deployment["patch"])[-1]["value"] == "--clean-rejected=none"
+    assert read_document(deployment["patch"])[-1]["value"] == "--clean-rejected=none"
 
 
 def test_without_preemption_no_rule_is_left_that_it_needs():
     """The component empties the role: to leave it out would not take it away from a cluster that has it."""
-    component = yaml.safe_load(
+    component = read_document(
         (ROOT / "manifests" / "components" / "no-preemption" / "kustomization.yaml").read_text()
     )
     role, deployment = component["patches"]
@@ -493,8 +489,8 @@ def test_without_preemption_no_rule_is_left_that_it_needs():
             ("compositepodgroups", "get"),
         }
     ]
-    assert yaml.safe_load(role["patch"]) == [{"op": "replace", "path": "/rules", "value": []}]
-    assert yaml.safe_load(deployment["patch"])[-1]["value"] == "--preemption=off"
+    assert read_document(role["patch"]) == [{"op": "replace", "path": "/rules", "value": []}]
+    assert read_document(deployment["patch"])[-1]["value"] == "--preemption=off"
 
 
 def test_kube_scheduler_has_its_own_roles_and_no_key_of_hami():
@@ -552,7 +548,7 @@ def test_the_secret_is_shipped_empty():
 
 
 def pod_spec(file):
-    return yaml.safe_load(file.read_text())["spec"]["template"]["spec"]
+    return read_document(file.read_text())["spec"]["template"]["spec"]
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
@@ -616,10 +612,10 @@ def test_only_what_belongs_to_a_node_is_critical_for_it(name, priority):
 
 
 def test_no_proxy_is_put_into_the_pod_that_serves_the_verbs_on_loopback():
-    template = yaml.safe_load(CONTAINERS["extender"].read_text())["spec"]["template"]
+    template = read_document(CONTAINERS["extender"].read_text())["spec"]["template"]
     assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
     (container,) = (item for item in template["spec"]["containers"] if item["name"] == "extender")
-    (extender,) = yaml.safe_load((BASE / "scheduler-config.yaml").read_text())["extenders"]
+    (extender,) = read_document((BASE / "scheduler-config.yaml").read_text())["extenders"]
     assert (
         f"--extender-bind-address={extender['urlPrefix'].removeprefix('http://')}"
         in container["command"]
@@ -672,7 +668,7 @@ def test_the_dashboard_decides_with_the_flags_of_the_scheduler():
 
 def test_commands_in_the_pod_of_the_scheduler_decide_with_its_flags():
     """kubectl exec chooses the container by the annotation."""
-    template = yaml.safe_load(CONTAINERS["extender"].read_text())["spec"]["template"]
+    template = read_document(CONTAINERS["extender"].read_text())["spec"]["template"]
     chosen = template["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"]
     (container,) = [item for item in template["spec"]["containers"] if item["name"] == chosen]
     assert container["command"][:2] == ["hami", "scheduler"]
@@ -687,7 +683,7 @@ def test_metrics_are_for_labeled_namespaces_only():
     """They name the pods, namespaces, devices and quotas of the whole cluster."""
     policies = {
         item["metadata"]["name"]: item["spec"]
-        for item in yaml.safe_load_all((BASE / "network-policy.yaml").read_text())
+        for item in read_documents((BASE / "network-policy.yaml").read_text())
     }
     assert policies.keys() == {"hami-scheduler", "hami-device-plugin", "hami-monitor"}
     labels = {"app.kubernetes.io/name": "hami", "app.kubernetes.io/component": "hami-device-plugin"}
@@ -721,11 +717,11 @@ def test_metrics_are_for_labeled_namespaces_only():
 
 
 def test_the_limiter_of_hami_comes_with_the_checksums_that_the_device_plugin_verifies(tmp_path):
-    component = yaml.safe_load(
+    component = read_document(
         (ROOT / "manifests" / "components" / "hami-limiter" / "kustomization.yaml").read_text()
     )
     (patch,) = component["patches"]
-    init = yaml.safe_load(patch["patch"])[0]["value"]
+    init = read_document(patch["patch"])[0]["value"]
     shell, option, script = init["command"]
     (tmp_path / "image").mkdir()
     (tmp_path / "image" / "libvgpu.so.v2.10.0").write_text("library")
@@ -788,7 +784,7 @@ def test_only_the_monitor_sees_the_processes_of_the_host():
     ]
     (rules,) = [
         item["rules"]
-        for item in yaml.safe_load_all((BASE / "monitor-rbac.yaml").read_text())
+        for item in read_documents((BASE / "monitor-rbac.yaml").read_text())
         if item["kind"] == "ClusterRole"
     ]
     assert rules == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
@@ -832,7 +828,7 @@ def test_the_documented_kustomizations_exist():
 def test_kubectl_of_kubernetes_1_31_builds_what_later_ones_build():
     """Its kustomize takes a pattern in a replacement for a name, and leaves that of a policy in a binding as it is."""
     kustomizations = [
-        yaml.safe_load(file.read_text())
+        read_document(file.read_text())
         for file in (ROOT / "manifests").rglob("*.yaml")
         if file.name in ("kustomization.yaml", "replacements.yaml")
     ]
@@ -854,7 +850,7 @@ def test_kubectl_of_kubernetes_1_31_builds_what_later_ones_build():
     assert not [name for name in names if re.fullmatch(r"[a-z0-9-]+", name) is None]
     (suffixed,) = [part for part in kustomizations if "nameSuffix" in part]
     (file,) = suffixed["configurations"]
-    (reference,) = yaml.safe_load(
+    (reference,) = read_document(
         (ROOT / "manifests/overlays/upgrade-from-hami" / file).read_text()
     )["nameReference"]
     assert (reference["kind"], reference["fieldSpecs"][0]["path"]) == (
@@ -865,7 +861,7 @@ def test_kubectl_of_kubernetes_1_31_builds_what_later_ones_build():
 
 def test_the_webhook_sees_ephemeral_containers_whatever_labels_a_pod_has():
     webhooks = {
-        one["name"]: one for one in yaml.safe_load((BASE / "webhook.yaml").read_text())["webhooks"]
+        one["name"]: one for one in read_document((BASE / "webhook.yaml").read_text())["webhooks"]
     }
     pods, ephemeral = webhooks["vgpu.hami.io"], webhooks["ephemeralcontainers.hami.io"]
     assert ephemeral["clientConfig"] == pods["clientConfig"]

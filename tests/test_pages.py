@@ -4,13 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 from hami.codec.pods import convert_pod
 from hami.inspect.manifests import read_manifests
 from hami.scheduling.pod_request import make_pod_request
 from testing.cases import cases
 from testing.vendor_chart import CHART
+from testing.yaml_text import read_document
 from tests.test_examples import STORE, admitted
 
 pytestmark = pytest.mark.files
@@ -30,7 +30,7 @@ PODS = {
     (DOCS / "vendors.md").read_text(),
     re.MULTILINE | re.DOTALL,
 )
-ROWS = yaml.safe_load(LIMITS)
+ROWS = read_document(LIMITS)
 
 
 def requests_of(pod):

@@ -14,7 +14,6 @@ import sys
 from collections import namedtuple
 
 import pytest
-import yaml
 
 from hami.cli import main
 from hami.inspect.manifests import read_manifests
@@ -22,6 +21,7 @@ from testing.cases import cases
 from testing.eventually import eventually
 from testing.processes import is_alive
 from testing.quickstart import DOCS, ROOT, carry_out, commands
+from testing.yaml_text import read_document, read_documents
 
 pytestmark = pytest.mark.files
 PAGES = {
@@ -89,7 +89,7 @@ def of_manifests(kind):
     documents = (
         item
         for path in (ROOT / "manifests" / "base").glob("*.yaml")
-        for item in yaml.safe_load_all(path.read_text())
+        for item in read_documents(path.read_text())
     )
     return {
         item["metadata"]["name"]: item for item in documents if item and item.get("kind") == kind
@@ -142,7 +142,7 @@ SECTIONS = ("Try it", "Run the tests")
 
 
 def test_the_workflow_types_the_commands_of_the_readme():
-    nightly = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yaml").read_text())
+    nightly = read_document((ROOT / ".github" / "workflows" / "nightly.yaml").read_text())
     runs = [step.get("run", "") for step in nightly["jobs"]["newcomer"]["steps"]]
     typed = [run for run in runs if "testing.quickstart README.md" in run]
     assert typed == [
@@ -205,7 +205,7 @@ def test_the_files_exist(typed, page):
 @pytest.mark.parametrize("page", PAGES)
 def test_the_values_are_those_of_the_chart(typed, page):
     ours = [call for call in typed(page) if call.program == "helm" and "charts/hami" in call.words]
-    known = set(flat(yaml.safe_load((ROOT / "charts" / "hami" / "values.yaml").read_text())))
+    known = set(flat(read_document((ROOT / "charts" / "hami" / "values.yaml").read_text())))
     assert {value.partition("=")[0] for value in options(ours, "--set")} <= known
 
 

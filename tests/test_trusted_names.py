@@ -4,13 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 from hami.codec.device_config import chart_config
 from hami.vendors.entry_points import full_catalog
 from testing.cases import cases
 from testing.cel import CelError, parse
 from testing.trusted_names import patterns_that_permit
+from testing.yaml_text import read_document, read_documents
 from tools.policies import DEVICE_PLUGIN, EXTENDER, SCHEDULER, render_policies
 
 param = pytest.param
@@ -24,7 +24,7 @@ CONTROLLER = "system:serviceaccount:kube-system:resource-claim-controller"
 def policies(text):
     """Returns what judges or changes requests in a file of the manifests: its policies, and webhooks in patches."""
     found = []
-    for item in yaml.safe_load_all(text):
+    for item in read_documents(text):
         if isinstance(item, list):
             found += patched_webhooks(item)
         elif item.get("kind") in KINDS:
@@ -36,7 +36,7 @@ def policies(text):
                 if patch["target"]["kind"] in KINDS and "patch" in patch
             ]
             found += [
-                webhook for patch in patches for webhook in patched_webhooks(yaml.safe_load(patch))
+                webhook for patch in patches for webhook in patched_webhooks(read_document(patch))
             ]
     return found
 
@@ -95,7 +95,7 @@ def test_the_patterns_of_accounts_of_hami_restrict_in_all_of_their_places():
         assert len(places) >= 2
         for place in places:
             inverted = f"{text[: place.start()]}!{text[place.start() :]}"
-            assert any(map(patterns_that_permit, yaml.safe_load_all(inverted))), text[
+            assert any(map(patterns_that_permit, read_documents(inverted))), text[
                 place.start() - 200 : place.end()
             ]
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 
 from hami.cli import main as programs
 from hami.codec.device_config import chart_config
 from hami.codec.policies import NODE_POLICIES
 from hami.vendors.entry_points import full_catalog
 from testing.hami_values import number, upstream_rows
+from testing.yaml_text import read_document
 
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "charts" / "hami"
@@ -113,7 +113,7 @@ Values = dict[str, Any]
 
 def own_values() -> Values:
     """Returns the chart's defaults."""
-    values: Values = yaml.safe_load((CHART / "values.yaml").read_text())
+    values: Values = read_document((CHART / "values.yaml").read_text())
     return values
 
 

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import assume, given
 from hypothesis.strategies import randoms
 
@@ -20,6 +19,7 @@ from hami.errors import MalformedInput
 from hami.vendors.catalog import vendors
 from testing.builders import ONLY_NVIDIA
 from testing.cases import cases
+from testing.yaml_text import read_documents
 from tests.dra.pods import NOUSE_UUID, OF, SIZES, TYPE, UUID, asking, limits, pod
 from tests.dra.test_hami_claims import NAME, SCHEDULER, admitted, decided, some_pod
 
@@ -459,7 +459,7 @@ def claiming_what(wire, users):
 
 
 def test_the_example_of_the_documentation():
-    documents = list(yaml.safe_load_all(EXAMPLE.read_text()))
+    documents = read_documents(EXAMPLE.read_text())
     templates = {
         one["metadata"]["name"]: one for one in documents if one["kind"] == "ResourceClaimTemplate"
     }

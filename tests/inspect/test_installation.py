@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import yaml
 
 from hami.inspect.audit import audit
 from hami.inspect.cluster import InspectedCluster
@@ -26,6 +25,7 @@ from hami.inspect.snapshot import parse_snapshot, render_snapshot
 from testing.cases import cases
 from testing.fake_api import FakeApi, node, refused
 from testing.records import record
+from testing.yaml_text import read_documents
 from tests.inspect.test_commands import hami
 
 OURS = SchedulerDeployment(name="a/ours")
@@ -206,7 +206,7 @@ def of_manifests(kind, name):
     (found,) = [
         item
         for path in BASE.glob("*.yaml")
-        for item in yaml.safe_load_all(path.read_text())
+        for item in read_documents(path.read_text())
         if item and item.get("kind") == kind and item["metadata"]["name"] == name
     ]
     return found

@@ -6,7 +6,6 @@ import json
 from dataclasses import dataclass, replace
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis.strategies import from_regex, randoms, sampled_from
 
@@ -50,6 +49,7 @@ from hami.scheduling.refusal import Choice
 from testing.builders import gpu, gpus, node, pod, quota
 from testing.cases import cases
 from testing.records import PENDING, held, record, some_record
+from testing.yaml_text import read_document
 
 T4 = {"model": "NVIDIA T4", "memory_mib": 16_000}
 EVENT = SchedulingEvent("s", "FailedScheduling", "0/1 nodes", 1, "now")
@@ -282,7 +282,7 @@ owner: secret
     chip = {"commonWord": "Ascend", "resourceName": "a.b/npu", "templates": []}
     chip |= {"memoryAllocatable": 1, "memoryCapacity": 1}
     cluster = replace(record([], [pod(gpus(), namespace="secretteam")]), device_config=config)
-    assert yaml.safe_load(anonymize(cluster).device_config) == {
+    assert read_document(anonymize(cluster).device_config) == {
         "nvidia": {"resourceCountName": "a.b/gpu", "gpucoresLimits": {"namespace-1": 60}},
         "vnpus": {"configs": [chip]},
     }

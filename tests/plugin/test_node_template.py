@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import yaml
 from click.testing import CliRunner
 
 from hami.cli import main
@@ -16,6 +15,7 @@ from testing.builders import NVIDIA
 from testing.cards import cards, config
 from testing.cases import cases
 from testing.fake_cluster import FakeCluster
+from testing.yaml_text import read_document
 
 GROUP = ("--model=NVIDIA A100-SXM4-80GB", "--count=2", "--memory=81920")
 SUMS = {
@@ -34,7 +34,7 @@ def run(*args, **environ):
 def rendered(*args):
     result = run(*GROUP, *args)
     assert (result.exit_code, result.stderr) == (0, "")
-    return yaml.safe_load(result.stdout)
+    return read_document(result.stdout)
 
 
 @cases(

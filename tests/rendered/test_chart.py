@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from copy import deepcopy
@@ -28,6 +29,7 @@ from testing.helm_examples import (
 )
 from testing.kustomize import build
 from testing.trusted_names import patterns_that_permit
+from testing.yaml_text import read_document, read_documents
 
 pytestmark = [pytest.mark.files, pytest.mark.timeout(180)]
 Object = dict[str, Any]
@@ -64,10 +66,8 @@ def normal(items: list[Object]) -> dict[str, Object]:
                 del notes[note]
             if place.get("metadata", {}).get("annotations") == {}:
                 del place["metadata"]["annotations"]
-        text = re.sub(
-            r"(name: hami-[a-z-]+)-[a-z0-9]{10}$", r"\1", yaml.safe_dump(item), flags=re.MULTILINE
-        )
-        item = yaml.safe_load(text)
+        text = re.sub(r'("name": "hami-[a-z-]+)-[a-z0-9]{10}"', r'\1"', json.dumps(item))
+        item = json.loads(text)
         key = f"{item['kind']}/{item['metadata']['name']}"
         item["metadata"]["name"] = RENAMED.get(key, key).partition("/")[2]
         found[RENAMED.get(key, key)] = item
@@ -498,7 +498,7 @@ def test_an_installation_without_a_registry_stops_with_a_sentence(helm, values, 
             helm.run(*words, values=values)
         return
     items = by_kind_and_name(
-        [item for item in yaml.safe_load_all(helm.run(*words, values=values)) if item]
+        [item for item in read_documents(helm.run(*words, values=values)) if item]
     )
     assert container(items, "Deployment/hami-scheduler", 1)["image"] == expected
 
@@ -840,7 +840,7 @@ def test_pods_that_no_node_fits_wait_longer_where_they_are_also_tried_earlier(
         for item in helm.template(kubernetes=version)
         if item["kind"] == "ConfigMap"
     }
-    config = yaml.safe_load(items["hami-kube-scheduler"]["data"]["config.yaml"])
+    config = read_document(items["hami-kube-scheduler"]["data"]["config.yaml"])
     assert config.get("podMaxBackoffSeconds") == seconds
 
 
@@ -927,9 +927,7 @@ def test_the_packaged_chart_is_complete(helm, rendered, tmp_path):
         DEFAULT.kube_version,
         values=with_images(EXAMPLES["everything"]),
     )
-    assert [item for item in yaml.safe_load_all(text) if item] == list(
-        rendered["everything"].values()
-    )
+    assert [item for item in read_documents(text) if item] == list(rendered["everything"].values())
 
 
 def by_name(helm: Helm, **values: object) -> dict[str, Object]:
@@ -1512,7 +1510,7 @@ def test_new_names_of_resources_reach_every_object(rendered):
     ("device configuration", "hygon.com/dcunum", "nvidia.com/gpu"),
 )
 def test_resources_that_are_switched_off_are_left_to_others(rendered, example, gone, kept):
-    config = yaml.safe_load(
+    config = read_document(
         rendered[example]["ConfigMap/hami-kube-scheduler"]["data"]["config.yaml"]
     )
     names = [resource["name"] for resource in config["extenders"][0]["managedResources"]]

@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from testing.helm_chart import Helm
+from testing.yaml_text import read_document, read_documents
 from tools import policies
 from tools.manifests import FOLDER, generated_files
 from tools.patches import parse, render_patch
@@ -33,7 +33,7 @@ def test_the_manifests_are_what_the_chart_renders(tmp_path):
 
 
 def documents(folder: Path, path: Path) -> list[object]:
-    return list(yaml.safe_load_all((folder / path.relative_to(FOLDER)).read_text()))
+    return read_documents((folder / path.relative_to(FOLDER)).read_text())
 
 
 def test_the_policies_of_our_catalog_are_those_of_the_chart(tmp_path):
@@ -77,7 +77,7 @@ spec:
 def test_a_patch_makes_one_document_of_another_and_can_be_combined():
     (before,), (after,) = parse(BEFORE), parse(AFTER)
     text = render_patch(before, after)
-    assert yaml.safe_load(text) == [
+    assert read_document(text) == [
         {"op": "test", "path": "/spec/replicas", "value": 2},
         {"op": "replace", "path": "/spec/replicas", "value": 3},
         {"op": "test", "path": "/spec/containers/0/name", "value": "a"},

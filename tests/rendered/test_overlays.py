@@ -18,6 +18,7 @@ from hami.cli.twin import record_command
 from testing.accounts import CLAIM_CONTROLLER
 from testing.cluster import MANIFESTS
 from testing.kustomize import FOLDER, OVERLAYS, build, elsewhere, kustomize
+from testing.yaml_text import read_document, read_documents
 
 pytestmark = [pytest.mark.files, pytest.mark.timeout(180)]
 Object = dict[str, Any]
@@ -41,7 +42,7 @@ def test_another_namespace_reaches_every_reference(tmp_path, folder):
 def test_the_documented_kustomization_builds(tmp_path):
     shutil.copytree(FOLDER, tmp_path / "manifests")
     blocks = [
-        yaml.safe_load(block)
+        read_document(block)
         for page in PAGES
         for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
     ]
@@ -63,7 +64,7 @@ def test_the_documented_kustomization_builds(tmp_path):
     assert re.findall(r"\S*kube-system\S*", text) == [f"'{CLAIM_CONTROLLER}'"]
     used = {image for image in re.findall(r"image: (\S+):", text)}
     assert used == {image.get("newName", image["name"]) for image in images}
-    assert {item["kind"] for item in yaml.safe_load_all(text)} >= {
+    assert {item["kind"] for item in read_documents(text)} >= {
         "ServiceMonitor",
         "PrometheusRule",
         "DaemonSet",
@@ -101,7 +102,7 @@ def test_images_are_pinned_by_the_documented_digests(tmp_path, overlay):
     blocks = re.findall(r"```yaml\n(.*?)```", PAGES[1].read_text(), re.DOTALL)
     (block,) = (found for found in blocks if "DIGEST" in found)
     digests = (hashlib.sha256(bytes([number])).hexdigest() for number in itertools.count())
-    images = yaml.safe_load(re.sub("DIGEST", lambda found: next(digests), block))["images"]
+    images = read_document(re.sub("DIGEST", lambda found: next(digests), block))["images"]
     (tmp_path / "kustomization.yaml").write_text(
         yaml.safe_dump(
             {
