@@ -4,6 +4,8 @@ import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from jinja2 import BytecodeCache
+
 from hami.codec.objects import parse_node, parse_quota
 from hami.codec.pods import parse_pod
 from hami.dashboard.access import Access
@@ -31,6 +33,23 @@ from hami.state.view import Policies
 from testing.replicas import Clock
 
 NOW = datetime(2026, 8, 21, 12, 30, tzinfo=UTC)
+
+
+class Compiled(BytecodeCache):
+    """Templates that are compiled once for all tests of a process."""
+
+    def __init__(self):
+        self._codes = {}
+
+    def load_bytecode(self, bucket):
+        if bucket.key in self._codes:
+            bucket.bytecode_from_string(self._codes[bucket.key])
+
+    def dump_bytecode(self, bucket):
+        self._codes[bucket.key] = bucket.bytecode_to_string()
+
+
+TEMPLATES = Compiled()
 
 
 @dataclass
@@ -119,6 +138,7 @@ class Stage:
                 usage=usage,
             )
         )
+        self.app.jinja_env.bytecode_cache = TEMPLATES
         self.client = self.app.test_client()
 
     @classmethod
