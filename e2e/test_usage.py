@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from hami.codec.keys import BIND_TIME
-from hami.codec.usage_objects import CURRENT, parse_current
 from hami.codec.usage_sums import HeldAmounts, UsageSums
-from testing.cluster import MANIFESTS
-from testing.eventually import eventually
-from testing.kube import ApiError
 from testing.nodes import gpus
 from testing.people import hami
 from testing.pods import pod
+from testing.recorded_usage import FLAGS, recorded, rights_to_record
 from testing.sandbox import Sandbox
 from testing.scheduler import Scheduler, kill_leader, second_replica
-from testing.yaml_text import read_documents
 
-NAMESPACE = "hami-usage"
-RIGHTS = MANIFESTS.parent / "usage" / "rbac.yaml"
-FLAGS = {"usage_namespace": NAMESPACE, "usage_interval": "3s"}
 pytestmark = [
     pytest.mark.flags(**FLAGS),
     pytest.mark.usefixtures("rights"),
@@ -32,11 +24,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def rights(local: Any) -> Iterator[None]:
-    """The namespace of the records, and the rights there."""
-    for item in read_documents(RIGHTS.read_text()):
-        local.kube.apply(item)
-    yield
-    local.kube.delete("Namespace", NAMESPACE)
+    with rights_to_record(local.kube):
+        yield
 
 
 @pytest.fixture
@@ -44,35 +33,6 @@ def standby(sandbox: Sandbox, scheduler: Scheduler) -> Iterator[Scheduler]:
     """A second replica with its own kube-scheduler, and the same flags."""
     with second_replica(scheduler) as second:
         yield second.run_with(**FLAGS)
-
-
-def recorded(sandbox: Sandbox, after: int) -> UsageSums:
-    """Returns the sums, once they are settled later than *after* (Unix seconds).
-
-    All is settled as far as the watch of pods has come, and an API server says once a minute how far that is if nothing
-    changes: so something does.
-    """
-
-    def settled() -> UsageSums | None:
-        tick(sandbox)
-        try:
-            data = sandbox.kube.get("ConfigMap", CURRENT, NAMESPACE)["data"]
-        except ApiError:
-            return None
-        sums = parse_current(data)
-        return sums if sums.settled > after else None
-
-    return eventually(settled, "a record that is settled later", timeout=60, interval=1)
-
-
-def tick(sandbox: Sandbox) -> None:
-    """Changes a pod that holds nothing, which no scheduler places."""
-    name = "tick"
-    labels = {"at": str(time.monotonic_ns())}
-    try:
-        sandbox.kube.merge_patch("Pod", name, {"metadata": {"labels": labels}}, sandbox.namespace)
-    except ApiError:
-        sandbox.create(pod(name, scheduler="nobody"))
 
 
 def held(sandbox: Sandbox, sums: UsageSums) -> HeldAmounts:

@@ -384,11 +384,31 @@ class QuotaRef(PodRef):
 
 
 @dataclass(frozen=True, slots=True)
+class NamespaceRef(PodRef):
+    """The identity of a namespace, for events about it, which lie in it: its users see them there."""
+
+
+@dataclass(frozen=True, slots=True)
 class OwnerRef(PodRef):
     """The identity of the object that controls a pod."""
 
     kind: str = ""
     api_version: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Namespace:
+    """A namespace. *gpu_hours*: its annotation with a budget, as it is written; ``None`` without one."""
+
+    name: str
+    uid: str
+    resource_version: str = ""
+    gpu_hours: str | None = None
+
+    @property
+    def ref(self) -> NamespaceRef:
+        """Its identity."""
+        return NamespaceRef(self.name, self.name, self.uid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

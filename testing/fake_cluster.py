@@ -15,6 +15,7 @@ from urllib3.exceptions import ConnectTimeoutError
 
 from hami.codec.config_maps import ConfigMapRecord
 from hami.codec.hami_claims import StoredClaim, parse_stored_claim
+from hami.codec.objects import PriorityClass
 from hami.codec.pods import parse_preempted
 from hami.codec.times import render_time
 from hami.codec.trust import SecretRecord, WebhookConfiguration
@@ -60,6 +61,7 @@ class FakeCluster:
         self.webhooks: dict[str, WebhookConfiguration] = {}
         self.config_maps: dict[tuple[str, str], ConfigMapRecord] = {}
         self.labels: dict[tuple[str, str], Mapping[str, str]] = {}  # of ConfigMaps
+        self.priority_classes: dict[str, PriorityClass] = {}
         self.budgets: list[DisruptionBudget] = []
         self.pod_groups: dict[tuple[str, str], PodGroup] = {}
         self.written_templates: dict[
@@ -522,6 +524,9 @@ class FakeCluster:
             namespace=namespace,
             name=name,
         )
+
+    def priority_class(self, name: str) -> PriorityClass | None:
+        return self._do("priority_class", lambda: self.priority_classes.get(name), name=name)
 
     def write_config_map(
         self, record: ConfigMapRecord, labels: Mapping[str, str]

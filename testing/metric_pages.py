@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import structs
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
+from hami.codec.gpu_hours import BudgetWindow, GpuHours
 from hami.codec.health import DeviceHealth
 from hami.codec.keys import MIG_ALLOCATIONS
 from hami.codec.mig import MigAllocation, render_mig_allocations
@@ -27,10 +28,12 @@ from hami.plugin.health_reporter import HealthReporter
 from hami.plugin.holders import CardHolders
 from hami.plugin.metrics import PluginMetrics
 from hami.plugin.wall_keeper import DriverUse
+from hami.scheduler.budget_metrics import BudgetMetrics
 from hami.scheduler.cluster_metrics import families
 from hami.scheduler.metrics import Metrics, MetricSources
 from hami.scheduler.opencost import allocation_family
 from hami.scheduler.usage_metrics import UsageMetrics
+from hami.scheduling.gpu_hours import BudgetUse
 from hami.scheduling.usual_pods import UsualPod
 from hami.state.rooms import Usual
 from hami.state.store import Store
@@ -109,6 +112,9 @@ def scheduler_page() -> str:
     Metrics(registry)
     key = TotalKey("team-a", "NVIDIA", "NVIDIA A40")
     registry.register(UsageMetrics(lambda: {key: HeldAmounts(1, 2, 3, 4)}, lambda: 1))
+    hours, window = GpuHours(500_000, "week"), BudgetWindow(0, 1)
+    use = BudgetUse(namespace="team-a", hours=hours, window=window, share_s=1)
+    registry.register(BudgetMetrics(lambda: [use], lambda: 1))
     registry.register(
         MetricSources(
             reserved=lambda: 1,

@@ -85,6 +85,10 @@ RULES: dict[str, dict[str, object]] = {
     },
     "scheduler.remediation.share": {"minimum": 0, "type": ["number", "null"]},
     "scheduler.remediation.rate": {"minimum": 0, "type": ["number", "null"]},
+    "scheduler.overBudget.action": {"enum": ["warn", "demote", "refuse"]},
+    "scheduler.overBudget.priorityClassName": {
+        "pattern": r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$"
+    },
     "scheduler.usage.namespace": {"pattern": r"^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)?$"},
     "scheduler.usage.interval": {"pattern": r"^([0-9.]+(ns|us|ms|s|m|h))*$"},
     "scheduler.usage.keepDays": {"minimum": 1, "type": ["integer", "null"]},

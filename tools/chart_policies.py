@@ -26,7 +26,7 @@ _LABELS = '  labels: {{- include "hami.labels" (list . "") | nindent 4 }}\n'
 _NAME_LABEL = "  labels:\n    app.kubernetes.io/name: hami\n"
 _HEAD = '{{- include "hami.prepare" . -}}\n{{- if %s -}}\n'
 _END = "{{- end }}\n"
-_OWN_ACCOUNT = ("hami-preemption", "hami-make-room", "hami-nvidia-requests")
+_OWN_ACCOUNT = ("hami-preemption", "hami-make-room", "hami-budgets", "hami-nvidia-requests")
 """Policies that deny also while a release of HAMi's chart is being replaced: about our own account, about
 what HAMi does not know, and in place of the webhook."""
 _KEYS = {
@@ -149,7 +149,9 @@ def _released(text: str, catalog: Catalog) -> str:
     text = re.sub(
         r"((?:^  name|policyName): |\[\^:\]\*|contains\(')hami-", rf"\1{_NAME}-", text, flags=re.M
     )
-    text = re.sub(r"hami-(?=priority-user|preemption-refuser|move-requester)", f"{_NAME}-", text)
+    text = re.sub(
+        r"hami-(?=priority-user|preemption-refuser|move-requester|budget-writer)", f"{_NAME}-", text
+    )
     return text.replace(_NAME_LABEL, _LABELS)
 
 

@@ -91,6 +91,10 @@ EVENTS: Mapping[str, str] = MappingProxyType(
             "nobody counts this entry of a ResourceQuota; the message contains [what to "
             "write](usage.md#quotas)"
         ),
+        "BudgetNearlyUsed, BudgetExceeded": (
+            "on a namespace: 80 % of its [budget](accounting.md#budgets) is used; all of it is used"
+        ),
+        "BudgetUnreadable": "on a namespace: its budget counts as none; the message contains the valid forms",
         "AssignmentCleared": "the assignment of an earlier scheduler that was never bound was removed",
         "InventoryUnreadable": (
             "on a node: an annotation with devices is malformed or too long, or the node has more than 256 "

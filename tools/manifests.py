@@ -32,6 +32,7 @@ POLICIES = (
     "preemption",
     "preemptible",
     "make-room",
+    "budgets",
     "placement",
 )
 ROLES = (
@@ -41,6 +42,7 @@ ROLES = (
     "priority-user-role",
     "preemption-refuser-role",
     "move-requester-role",
+    "budget-writer-role",
 )
 BASE = {
     "rbac.yaml": (
@@ -111,7 +113,8 @@ BY_NAME = {
         }
     ),
     "no-clean-rejected": Component(),
-    "usage": Component(),
+    # beside the dashboard, which then shows users the part of their namespace
+    "usage": Component(files={"rbac.yaml": ("scheduler/budgets-rbac",)}, beside=("dashboard",)),
     "region-mount": Component(),
     "memory-wall": Component(),
     "hami-limiter": Component(),
@@ -345,7 +348,9 @@ def _overlays(chart: _Chart) -> dict[Path, str]:
     )
     files[overlays / "cert-manager" / "certificates.yaml"] = manager.text(CERTIFICATES)
     # beside the overlays: their `namespace` would move the Role
-    files[FOLDER / "usage" / "rbac.yaml"] = chart.render("usage").text(["scheduler/usage-rbac"])
+    files[FOLDER / "usage" / "rbac.yaml"] = chart.render("dashboard", "usage").text(
+        ["scheduler/usage-rbac", "dashboard/usage-rbac"]
+    )
     return files
 
 

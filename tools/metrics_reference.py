@@ -21,6 +21,7 @@ UNNAMED = {"zone", "le"}
 NOTES: Mapping[str, str] = MappingProxyType(
     {
         "container_gpu_allocation": "with `--opencost`",
+        "hami_budget_gpu_seconds": "of the leader, with `--usage-namespace`; so is the next but one",
         "hami_container_compute_seconds_total": "since the monitor started",
         "hami_container_core_limit_ratio": "0 for no limit",
         "hami_container_device_memory_bytes": "the same as `hami_vgpu_memory_used_bytes`",

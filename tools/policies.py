@@ -24,6 +24,7 @@ from hami.codec.keys import (
     CLAIM_ALLOCATION_MODES,
     CLAIM_RESOURCE,
     DEVICE_HEALTH,
+    GPU_HOURS,
     MAKE_ROOM,
     MEMORY_WALL,
     NODE_LOCK,
@@ -173,6 +174,7 @@ def render_policies(catalog: Catalog) -> str:
         only_preemption=indented(_ONLY_PREEMPTION, 6),
         preemptible=PREEMPTIBLE,
         make_room=MAKE_ROOM,
+        gpu_hours=GPU_HOURS,
         priority=" or ".join(
             f"'{vendor.resources.priority}'" for vendor in catalog if vendor.resources.priority
         )

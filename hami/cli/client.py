@@ -25,8 +25,8 @@ from hami.model import DisruptionBudget, Pod, PodRef
 from hami.runtime.options import DURATION, Value, read_text
 
 if TYPE_CHECKING:
+    from hami.codec.objects import PriorityClass
     from hami.inspect.cluster import ClusterRecord, InspectedCluster, SchedulingEvent
-    from hami.inspect.manifests import PriorityClass
     from hami.inspect.read import Reader
     from hami.kube.pages import Writer
     from hami.scheduling.preemption import PodGroups

@@ -23,6 +23,7 @@ from hami.scheduler.settings import Settings
 if TYPE_CHECKING:
     from hami.inspect.cluster import InspectedCluster
     from hami.inspect.explain import BoundReport, WaitingReport
+    from hami.inspect.gpu_hours import BudgetReport
     from hami.inspect.manifests import PodSource
     from hami.inspect.upgrade import AdmissionVerdict
     from hami.scheduler.admit import Admitted, Denied
@@ -204,7 +205,8 @@ def _explanation(client: Client, style: Style, ref: PodRef, *, verbose: bool) ->
     from hami.inspect.preemption import is_possible
     from hami.inspect.read import MissingRight
 
-    def of_report(report: WaitingReport | BoundReport) -> Answer:
+    def of_report(explained: WaitingReport | BoundReport) -> Answer:
+        report = structs.replace(explained, budget=_budget_of(client, ref.namespace))
         return Answer(
             document=report,
             text=lambda: render_report(report, detailed=verbose, wide=style.form == "wide"),
@@ -245,6 +247,15 @@ def _explanation(client: Client, style: Style, ref: PodRef, *, verbose: bool) ->
     if moves:
         report = structs.replace(report, moves=moves)
     return of_report(report)
+
+
+def _budget_of(client: Client, namespace: str) -> BudgetReport | None:
+    """Returns the budget of a namespace in GPU-hours, as far as the user may see it."""
+    from hami.inspect.gpu_hours import read_budget
+
+    if client.snapshot:
+        return None
+    return read_budget(client.connect(client), namespace, int(time.time()))
 
 
 def _moves_for(

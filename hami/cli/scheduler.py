@@ -239,7 +239,11 @@ SCHEDULER_FLAGS: Sections = {
         "--remediation --remediation-after --remediation-share --remediation-rate --defragment "
         "--node-lock-timeout",
     ),
-    "Usage": section(_FLAGS, "--usage-namespace --usage-interval --usage-keep-days --opencost"),
+    "Usage": section(
+        _FLAGS,
+        "--usage-namespace --usage-interval --usage-keep-days --over-budget "
+        "--over-budget-priority-class --opencost",
+    ),
     "Cluster": section(
         _FLAGS,
         "--leader-elect --leader-elect-resource-name --leader-elect-resource-namespace "

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from hami.cli.client import Answer, Client, people_command, show_note
+from hami.codec.usage_sums import DAY_S
 from hami.errors import ClusterError, HamiError
+from hami.inspect.gpu_hours import Budgets, first_day, make_budget_reports, read_budgets
+from hami.inspect.read_usage import USAGE_NAMESPACE
 from hami.inspect.tables import CSV, FOCUS, Style
 from hami.inspect.usage import (
     GROUPS,
@@ -20,6 +23,7 @@ from hami.inspect.usage import (
     render_csv,
     render_focus,
     render_usage,
+    with_budgets,
 )
 from hami.runtime.options import read_text
 
@@ -84,7 +88,7 @@ hami usage --waste --prometheus http://localhost:9090
 )
 @click.option(
     "--usage-namespace",
-    default="hami-usage",
+    default=USAGE_NAMESPACE,
     show_default=True,
     metavar="NAME",
     help="Namespace of the records, as the scheduler's flag says.",
@@ -147,12 +151,18 @@ def _of_records(
 ) -> Answer:
     reader, sums = _read_current(client, usage_namespace)
     query = replace(query, since=parse_since(since, sums.settled), until=sums.settled)
-    days = list(reader.days(sums, query.start, with_owners=query.by == "owner"))
+    budgets = _budgets(client, query)
+    first = first_day(budgets, sums.settled)
+    since_budgets = query.start if first is None else min(first, query.start)
+    all_days = list(reader.days(sums, since_budgets, with_owners=query.by == "owner"))
+    days = [day for day in all_days if day.start + DAY_S > query.start]
     report = make_report(days, query)
     if fetch is not None:
         from hami.inspect.measured_use import read_use_of
 
         report = make_report(days, query, read_use_of(fetch, days, query, show_note))
+    if budgets:
+        report = with_budgets(report, make_budget_reports(budgets, all_days, sums.settled))
 
     def text() -> str:
         if style.form == CSV:
@@ -162,6 +172,13 @@ def _of_records(
         return render_usage(report, style)
 
     return Answer(document=report, text=text, kind="UsageReport")
+
+
+def _budgets(client: Client, query: UsageQuery) -> Budgets:
+    """Returns the budgets that the rows show."""
+    if query.by != "namespace":
+        return {}
+    return read_budgets(client.connect(client), query.namespace, show_note)
 
 
 def _read_current(client: Client, usage_namespace: str) -> tuple[UsageReader, UsageSums]:

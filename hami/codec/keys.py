@@ -66,6 +66,9 @@ SAFE_VOLUMES = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 # a label of a pod that waits: how many other pods may be moved so that it fits
 MAKE_ROOM = "hami.io/make-room"
 MOVES = "hami.io/moves"  # by the scheduler, on such a pod: the moves that are being made
+GPU_HOURS = "hami.io/gpu-hours"  # on a namespace: the budget of its pods
+# on a pod, by admission: why it has another priority class than it asked for
+OVER_BUDGET = "hami.io/over-budget"
 MOVE_KEYS = (DO_NOT_MOVE, SAFE_TO_EVICT, SAFE_VOLUMES)
 
 SCHEDULERS_ALONE = frozenset({RESIZED, RESIZE_TARGET, RESIZE_STATUS, MOVES})

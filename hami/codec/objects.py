@@ -12,7 +12,16 @@ from typing import Any
 import msgspec
 
 from hami.codec.documents import decode
-from hami.model import DisruptionBudget, LabelRequirement, Node, QuotaLimits, ScopeRequirement
+from hami.codec.gpu_hours import MAX_TEXT
+from hami.codec.keys import GPU_HOURS
+from hami.model import (
+    DisruptionBudget,
+    LabelRequirement,
+    Namespace,
+    Node,
+    QuotaLimits,
+    ScopeRequirement,
+)
 from hami.quantity import strict_integer
 
 RESOURCE_GROUP = "resource.k8s.io/v1"  # of slices and claims
@@ -57,6 +66,14 @@ class Metadata(msgspec.Struct, rename="camel", frozen=True):
         return _NO_OWNER
 
 
+class PriorityClass(msgspec.Struct, frozen=True, rename="camel"):
+    """A PriorityClass. *global_default*: it is that of pods that name none."""
+
+    value: int = 0
+    global_default: bool | None = False
+    preemption_policy: str | None = None
+
+
 class _NodeInfo(msgspec.Struct, rename="camel", frozen=True):
     container_runtime_version: str = ""
     kubelet_version: str = ""
@@ -76,6 +93,10 @@ class _Node(msgspec.Struct):
     metadata: Metadata = Metadata()
     spec: _NodeSpec = _NodeSpec()
     status: _NodeStatus = _NodeStatus()
+
+
+class _Namespace(msgspec.Struct):
+    metadata: Metadata = Metadata()
 
 
 class _ScopeExpression(msgspec.Struct, rename="camel", frozen=True):
@@ -124,8 +145,10 @@ class _Budget(msgspec.Struct, gc=False):
     status: _BudgetStatus = _BudgetStatus()
 
 
+_NAMESPACE = msgspec.json.Decoder(_Namespace)
 _NODE = msgspec.json.Decoder(_Node)
 _BUDGET = msgspec.json.Decoder(_Budget)
+_PRIORITY_CLASS = msgspec.json.Decoder(PriorityClass)
 _QUOTA = msgspec.json.Decoder(_Quota)
 
 
@@ -188,6 +211,23 @@ def parse_quota(data: bytes | msgspec.Raw) -> QuotaLimits:
         requests=frozenset(requests),
         entries=tuple(entries),
     )
+
+
+def parse_namespace(data: bytes | msgspec.Raw) -> Namespace:
+    """The namespace in *data* (JSON). Raises: MalformedInput."""
+    meta = decode("namespace", _NAMESPACE, data).metadata
+    text = meta.annotations.get(GPU_HOURS)
+    return Namespace(
+        name=meta.name,
+        uid=meta.uid,
+        resource_version=meta.resource_version,
+        gpu_hours=None if text is None else text[: MAX_TEXT + 1],
+    )
+
+
+def parse_priority_class(data: bytes | msgspec.Raw) -> PriorityClass:
+    """The PriorityClass in *data* (JSON). Raises: MalformedInput."""
+    return decode("priorityclass", _PRIORITY_CLASS, data)
 
 
 def parse_disruption_budget(data: bytes | msgspec.Raw) -> DisruptionBudget:

@@ -60,11 +60,16 @@ def render_current(namespace: str, resource_version: str, sums: UsageSums) -> Co
 
 def parse_current(data: Mapping[str, str]) -> UsageSums:
     """The sums until a moment. Raises: MalformedInput, which is NewerUsage for those of a later version."""
-    sums = parse_usage(_text(data, _USAGE))
+    sums = parse_sums(data)
     start, owners = parse_owners(_text(data, _OWNERS))
     if start != sums.day.start:
         raise MalformedInput("usage", start, f"expected the workloads of {sums.day.date}")
     return replace(sums, day=replace(sums.day, owners=owners))
+
+
+def parse_sums(data: Mapping[str, str]) -> UsageSums:
+    """The sums until a moment, without workloads. Raises: as `parse_current`."""
+    return parse_usage(_text(data, _USAGE))
 
 
 def day_data(day: UsageDay) -> dict[str, str]:

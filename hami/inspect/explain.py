@@ -13,11 +13,12 @@ from hami.codec.claims import ClaimedDevice
 from hami.codec.core_limits import pod_cores_limit
 from hami.codec.gangs import pod_group_of
 from hami.codec.health import parse_device_health
-from hami.codec.keys import DEVICE_HEALTH, MEMORY_WALL, RESIZE
+from hami.codec.keys import DEVICE_HEALTH, MEMORY_WALL, OVER_BUDGET, RESIZE
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.changes import KINDS, ChangePart, find_changes
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, selection_keys
 from hami.inspect.gangs import GangReport, gang_of, gang_sentences
+from hami.inspect.gpu_hours import BudgetReport, budget_sentence
 from hami.inspect.moves import moves_sentence
 from hami.inspect.preemption import PreemptionReport, preemption_of, preemption_sentences
 from hami.inspect.refusals import (
@@ -52,6 +53,7 @@ NEAREST_NODES = 3  # of the short text
 SHOWN_SUGGESTIONS = 2  # in the short text
 SHOWN_NODES = 5  # nearest nodes of a detailed text that is not wide
 SHOWN_DEVICES = 4  # of each of them
+MAX_OVER_BUDGET = 1000  # characters
 _EXCLUDED = frozenset(
     {
         Reason.TYPE_MISMATCH,
@@ -89,7 +91,8 @@ class WaitingReport(ReportPart, frozen=True, tag_field="state", tag="Waiting"):
     known change does.
     *gang*: the group with which it is placed. *preemption*: who is evicted for it, or would be. *room*: what it takes
     from the usual pods on that node, if its node policy asks for that. *moves*: of other pods, after which it would
-    fit; 0 if none are known.
+    fit; 0 if none are known. *budget*: that of its namespace; ``None`` if it has none. *over_budget*: what became of
+    its priority class, since the budget was used; empty if nothing.
     """
 
     namespace: str
@@ -111,6 +114,8 @@ class WaitingReport(ReportPart, frozen=True, tag_field="state", tag="Waiting"):
     preemption: PreemptionReport | None = None
     room: tuple[TakenRoom, ...] = ()
     moves: int = 0
+    budget: BudgetReport | None = None
+    over_budget: str = ""
 
 
 class HeldDevice(ReportPart, frozen=True):
@@ -128,7 +133,8 @@ class BoundReport(ReportPart, frozen=True, tag_field="state", tag="Bound"):
     """A pod that is bound. *bound_s*: the seconds since; ``None`` if it is not known. *cores_limit*: percent of a GPU
     that a container may use while no other does; ``None`` if the pod does not say. *resize*: its last one. *unhealthy*:
     what the node says of unhealthy devices among its own. *memory_wall*: how the node's driver limits memory, or why it
-    does not; empty if it says nothing."""
+    does not; empty if it says nothing. *budget*: that of its namespace; ``None`` if it has none. *over_budget*: what
+    became of its priority class, since the budget was used; empty if nothing."""
 
     namespace: str
     name: str
@@ -142,6 +148,8 @@ class BoundReport(ReportPart, frozen=True, tag_field="state", tag="Bound"):
     resize: ResizeReport | None = None
     unhealthy: tuple[str, ...] = ()
     memory_wall: str = ""
+    budget: BudgetReport | None = None
+    over_budget: str = ""
 
 
 def explain_pod(
@@ -220,6 +228,7 @@ def _waiting(
         gang=gang,
         preemption=preemption,
         room=() if choice is None else taken_room(view, pod, choice),
+        over_budget=_over_budget(pod),
     )
     if refusal is None:
         return report
@@ -287,6 +296,7 @@ def _waiting_lines(report: WaitingReport, *, detailed: bool, wide: bool) -> Iter
         yield from gang_sentences(report.gang)
     if report.preemption is not None:
         yield from preemption_sentences(report.preemption)
+    yield from _budget_lines(report)
     if detailed:
         yield from _detail_lines(report, wide=wide)
     yield from event_lines(report.events)
@@ -382,7 +392,20 @@ def _bound(cluster: InspectedCluster, pod: Pod) -> BoundReport:
         memory_wall=_memory_wall(cluster, pod),
         cores_limit=pod_cores_limit(pod.annotations),
         resize=resize_report(pod.annotations),
+        over_budget=_over_budget(pod),
     )
+
+
+def _over_budget(pod: Pod) -> str:
+    """Returns what admission has written, of which no more than it would write: others could have written it."""
+    return pod.annotations.get(OVER_BUDGET, "")[:MAX_OVER_BUDGET]
+
+
+def _budget_lines(report: WaitingReport | BoundReport) -> Iterator[str]:
+    if report.over_budget:
+        yield f"When it was created: {report.over_budget}."
+    if report.budget is not None:
+        yield budget_sentence(report.budget)
 
 
 def _memory_wall(cluster: InspectedCluster, pod: Pod) -> str:
@@ -484,6 +507,7 @@ def _bound_lines(report: BoundReport) -> Iterator[str]:
     for problem in report.problems:
         yield f"  unreadable: {problem}; all devices that it names count as taken"
     yield from _limit_lines(report)
+    yield from _budget_lines(report)
     if report.resize is not None:
         yield from ("", f"Resize: {report.resize.sentence}")
         if report.resize.request:

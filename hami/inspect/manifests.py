@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from hami.codec.documents import convert, parse_yaml_documents, places_in
+from hami.codec.objects import PriorityClass
 from hami.codec.pods import convert_pod
 from hami.errors import HamiError, MalformedInput
 
@@ -19,14 +20,6 @@ MAX_PODS = 100_000  # of one workload
 
 _COUNT = Annotated[int, msgspec.Meta(ge=0)] | None
 _OBJECT = Annotated[dict[str, Any], msgspec.Meta(description="a mapping")]
-
-
-class PriorityClass(msgspec.Struct, frozen=True, rename="camel"):
-    """A PriorityClass. *global_default*: it is that of pods that name none."""
-
-    value: int = 0
-    global_default: bool | None = False
-    preemption_policy: str | None = None
 
 
 class _ManifestMeta(msgspec.Struct, frozen=True, rename="camel"):

@@ -16,9 +16,16 @@ from hami.codec.device_requests import claim_titles, classes_by_resource, parse_
 from hami.codec.documents import decode
 from hami.codec.keys import (
     ALLOCATION_MODE,
+    OVER_BUDGET,
     is_scheduler_owned,
 )
-from hami.codec.objects import parse_disruption_budget, parse_node, parse_quota
+from hami.codec.objects import (
+    PriorityClass,
+    parse_disruption_budget,
+    parse_node,
+    parse_priority_class,
+    parse_quota,
+)
 from hami.codec.pods import parse_pod
 from hami.codec.slices import API, DRIVER, PublishedSlice, parse_slice
 from hami.errors import ClusterError, HamiError, MalformedInput, NotFound
@@ -29,7 +36,6 @@ from hami.inspect.cluster import (
     catalog_of,
     holders_of,
 )
-from hami.inspect.manifests import PriorityClass
 from hami.inspect.snapshot import RESIZE_KEYS, node_annotations, pod_annotations
 from hami.kube.gangs import read_pod_group
 from hami.kube.pages import ObjectMeta, Requester, parse_meta, read_list
@@ -92,7 +98,6 @@ class _PodEvent(msgspec.Struct, rename="camel"):
         )
 
 
-_PRIORITY_CLASS = msgspec.json.Decoder(PriorityClass)
 _EVENT = msgspec.json.Decoder(_PodEvent)
 OBJECT = msgspec.json.Decoder(dict[str, Any])
 
@@ -104,7 +109,7 @@ class RecordFilter:
         self._vendors = vendors
         # the words that mean nothing on nodes, for the audit
         self._node_keys = node_annotations(vendors).keys() | Wishes(Vocabulary(vendors)).of_pods
-        self._pod_keys = pod_annotations(vendors).keys() | RESIZE_KEYS
+        self._pod_keys = pod_annotations(vendors).keys() | {*RESIZE_KEYS, OVER_BUDGET}
 
     def node(self, node: Node) -> Node:
         """Returns *node* without foreign annotations."""
@@ -298,7 +303,7 @@ class Reader:
         classes: dict[str, PriorityClass] = {}
 
         def take(raw: msgspec.Raw) -> None:
-            classes[parse_meta(raw).name] = decode("priorityclass", _PRIORITY_CLASS, raw)
+            classes[parse_meta(raw).name] = parse_priority_class(raw)
 
         try:
             self.each("priorityclasses", "/apis/scheduling.k8s.io/v1/priorityclasses", {}, take)

@@ -21,6 +21,9 @@ from hami.inspect.tables import API_VERSION
 from hami.kube.calls import path_of
 from hami.kube.pages import Requester
 
+USAGE_NAMESPACE = "hami-usage"
+"""The usual namespace of the records."""
+
 
 class UsageReader:
     """Reads the ConfigMaps of *namespace*. *note*: takes what cannot be read.

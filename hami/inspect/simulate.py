@@ -14,11 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hami.codec.keys import CORDON, NODE_POLICY, is_scheduler_owned
+from hami.codec.objects import PriorityClass
 from hami.codec.policies import parse_list
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.claims import NOT_JUDGED
 from hami.inspect.cluster import ClusterRecord, InspectedCluster, holders_of, unknown_name
-from hami.inspect.manifests import PodSource, PriorityClass, with_priority
+from hami.inspect.manifests import PodSource, with_priority
 from hami.inspect.preemption import pod_names
 from hami.inspect.refusals import (
     NodeShortage,

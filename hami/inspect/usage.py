@@ -21,6 +21,7 @@ from hami.codec.documents import decode_yaml
 from hami.codec.times import render_time
 from hami.codec.usage_sums import DAY_S, HOUR_S, HeldAmounts, OwnerKey, UsageDay, UsageKey
 from hami.errors import MalformedInput
+from hami.inspect.gpu_hours import BudgetReport, budget_text
 from hami.inspect.tables import Column, OutputRecord, Style, printable, render_rows
 from hami.plurals import counted
 from hami.quantity import GIB, MIB
@@ -86,6 +87,8 @@ class UsageRow(OutputRecord, frozen=True):
     *device_hours*: of devices of which something was held, whatever part. *cost*: absent without prices of all its
     models. Of pods that have ended only *gib_hours*, and what they have used, are known.
 
+    *budget*: that of a namespace, if it has one.
+
     *used_...*: what was used while a monitor measured, *wasted_gpu_hours* what was not; absent where none did.
     *resize*: the commands after which each container has what it has needed."""
 
@@ -99,6 +102,7 @@ class UsageRow(OutputRecord, frozen=True):
     wasted_gpu_hours: float | None = None
     used_gib_hours: float | None = None
     resize: tuple[str, ...] = ()
+    budget: BudgetReport | None = None
 
 
 class UsageReport(OutputRecord, frozen=True):
@@ -188,6 +192,14 @@ def report_of(rows: Iterable[UsageRow], query: UsageQuery, covered_s: int) -> Us
         items=tuple(sorted(rows, key=order)),
         currency=query.prices.currency if query.prices else "",
     )
+
+
+def with_budgets(report: UsageReport, budgets: Mapping[str, BudgetReport]) -> UsageReport:
+    """Returns *report* with the budgets of namespaces."""
+    rows = []
+    for row in report.items:
+        rows.append(msgspec.structs.replace(row, budget=budgets.get(row.name)))
+    return msgspec.structs.replace(report, items=tuple(rows))
 
 
 def _by_size(row: UsageRow) -> tuple[float, float, str]:
@@ -350,12 +362,20 @@ def render_usage(report: UsageReport, style: Style) -> str:
     if any([row.cost is not None for row in report.items]):
         title = " ".join(filter(None, ("COST", printable(report.currency))))
         columns.append(Column(title, lambda row: _amount(row.cost, 2)))
+    if any([row.budget for row in report.items]):
+        columns.append(Column("BUDGET", _budget_text))
     if any([row.resize for row in report.items]):
         columns.append(Column("RESIZE", lambda row: "; ".join(row.resize)))
     table = render_rows(report.items, columns, style)
     if not style.headers:
         return table
     return f"{table}\n{_summary(report)}"
+
+
+def _budget_text(row: UsageRow) -> str:
+    if row.budget is None:
+        return ""
+    return budget_text(row.budget)
 
 
 def _amount(value: float | None, digits: int) -> str:

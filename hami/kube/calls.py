@@ -23,6 +23,7 @@ WEBHOOKS = "mutatingwebhookconfigurations"
 _GROUPS = {  # of resources that are not in the core group
     "leases": "/apis/coordination.k8s.io/v1",
     "poddisruptionbudgets": "/apis/policy/v1",
+    "priorityclasses": "/apis/scheduling.k8s.io/v1",
     WEBHOOKS: "/apis/admissionregistration.k8s.io/v1",
 }
 

@@ -20,11 +20,12 @@ from hami.kube.gangs import read_pod_group
 from hami.kube.leases import Leases
 from hami.kube.pages import parse_page, read_pages
 from hami.kube.pods import Pods
+from hami.kube.priority_classes import PriorityClasses
 from hami.kube.trust import Trust
 from hami.model import DisruptionBudget, Node, Pod, PodGroup, PodGroupRef
 
 
-class Cluster(Pods, Leases, Trust, ConfigMaps):
+class Cluster(Pods, Leases, Trust, ConfigMaps, PriorityClasses):
     """All calls to the API server."""
 
     def node(self, name: str) -> Node | None:

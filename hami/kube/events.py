@@ -20,7 +20,7 @@ from hami.errors import ClusterError, Conflict, NotFound
 from hami.kube.cluster import Cluster
 from hami.kube.event_queue import EventKey, EventQueue, EventType, MergedEvent
 from hami.kube.retry import EVENT_WAIT, Backoff
-from hami.model import OwnerRef, PodRef, QuotaRef
+from hami.model import NamespaceRef, OwnerRef, PodRef, QuotaRef
 from hami.runtime.clock import utc_now
 from hami.runtime.once import OncePerKey
 from hami.runtime.shares import Shares
@@ -37,6 +37,7 @@ REPEAT_S = 60.0
 is tried every few seconds."""
 ATTEMPTS = 5
 """Attempts to write an event to a server that answers with errors; without an answer, attempts do not end."""
+_KINDS = {QuotaRef: "ResourceQuota", NamespaceRef: "Namespace"}
 _NAME_LIMIT = 253
 _NODE_NAMESPACE = "default"  # of events about objects that have no namespace
 
@@ -99,7 +100,9 @@ class EventRecorder(Task):
         *,
         replaces: bool = False,
     ) -> None:
-        """Records an event about a pod, its controller, a quota, or a node by its name. Never blocks, never raises.
+        """Records an event about a pod, its controller, a quota, a namespace, or a node by its name.
+
+        Never blocks, never raises.
 
         *reason*: one CamelCase word. *message* is cut at 1024 characters. *replaces*: there is one event about the
         subject with this reason, and the latest message replaces the one before: what is decided again and again
@@ -254,9 +257,8 @@ class EventRecorder(Task):
             namespace, involved = _NODE_NAMESPACE, {"kind": "Node", "name": subject, "uid": subject}
         else:
             namespace = subject.namespace
-            kind = "ResourceQuota" if isinstance(subject, QuotaRef) else "Pod"
             involved = {
-                "kind": kind,
+                "kind": _KINDS.get(type(subject), "Pod"),
                 "namespace": namespace,
                 "name": subject.name,
                 "uid": subject.uid,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hami.codec.objects import parse_node, parse_quota
+from hami.codec.objects import parse_namespace, parse_node, parse_quota
 from hami.codec.pods import parse_pod
 from hami.errors import ClusterError
 from hami.kube.api import Api
 from hami.kube.reflector import Reflector, Sink, WatchedResource
-from hami.model import Node, Pod, QuotaLimits
+from hami.model import Namespace, Node, Pod, QuotaLimits
 
 STALE_S = 120.0  # without an answer of the API server for this long, a cache is stale
 RELIST_TIMEOUT_S = 30.0
@@ -94,3 +94,17 @@ class Watches:
             if reflector.age() > STALE_S:
                 return f"no answer of the API server about {reflector.name} for {reflector.age():.0f} s"
         return None
+
+
+def watch_namespaces(api: Api, sink: Sink[Namespace]) -> Reflector[Namespace]:
+    """Returns the reflector of namespaces. Nobody waits for it: placing needs none."""
+    return Reflector(
+        api,
+        WatchedResource(
+            name="namespaces",
+            path="/api/v1/namespaces",
+            parse=parse_namespace,
+            key=lambda namespace: namespace.name,
+        ),
+        sink,
+    )

@@ -14,6 +14,7 @@ from hami.codec.documents import entries
 from hami.codec.keys import DEFAULT_SCHEDULER, is_scheduler_owned
 from hami.errors import MalformedInput
 from hami.model import ContainerKind, Pod
+from hami.scheduler.over_budget import OverBudget
 from hami.scheduler.settings import Settings
 from hami.scheduling.quota import counted_by_kubernetes, quota_allows
 from hami.state.admission import Admissions
@@ -52,9 +53,15 @@ _OVER_QUOTA = Denied("exceeding resource quota")
 class Admitter:
     """The admission of pods."""
 
-    def __init__(self, admissions: Admissions | View, settings: Settings) -> None:
+    def __init__(
+        self,
+        admissions: Admissions | View,
+        settings: Settings,
+        over_budget: OverBudget = OverBudget(),
+    ) -> None:
         self._admissions = admissions
         self._settings = settings
+        self._over_budget = over_budget
         self._vocabulary = Vocabulary(admissions.vendors)
         self._wishes = Wishes(self._vocabulary)
 
@@ -212,7 +219,8 @@ class Admitter:
         return (foreign_scheduler(pod.scheduler_name, own),)
 
     def _take_over(self, draft: PodDraft) -> str:
-        """Gives a pod with devices to HAMi's scheduler. Returns why it cannot be; empty if it can."""
+        """Gives a pod with devices to HAMi's scheduler, within the budget of its namespace. Returns why it cannot be;
+        empty if it can."""
         if not draft.requests_devices:
             return ""
         for container in draft.containers:
@@ -221,8 +229,8 @@ class Admitter:
         if self._settings.scheduler_name:
             if draft.decoded.node_name:
                 return "pod has node assigned"
-            draft.set_scheduler(self._settings.scheduler_name)
-        return ""
+            draft.spec.set_scheduler(self._settings.scheduler_name)
+        return self._over_budget.apply(draft)
 
     def _fits_quota(self, draft: PodDraft) -> bool:
         if not self._admissions.quotas_of(draft.namespace):

@@ -30,6 +30,7 @@ from hami.scheduler.admit import Admitter
 from hami.scheduler.app import Verbs, create_app
 from hami.scheduler.bind import Binder
 from hami.scheduler.binding_writer import BindingWriter
+from hami.scheduler.budget_part import BudgetPart
 from hami.scheduler.budgets import RequestBudgets
 from hami.scheduler.cluster_metrics import families
 from hami.scheduler.cluster_store import cluster_store
@@ -43,6 +44,7 @@ from hami.scheduler.metrics import Metrics, MetricSources
 from hami.scheduler.move_planner import MovePlanner
 from hami.scheduler.mover import Mover
 from hami.scheduler.opencost import DeviceContainers, allocation_family
+from hami.scheduler.over_budget import OverBudget
 from hami.scheduler.planner import PreemptionPlanner
 from hami.scheduler.preempt import PreemptionFilter
 from hami.scheduler.preemption import Preemptor
@@ -149,7 +151,8 @@ class SchedulerProgram:
             clock=clock,
             now=utc_now,
         )
-        admitter = Admitter(self._store.admissions, settings)
+        budgets, over_budget = self._budgets(api, registry)
+        admitter = Admitter(self._store.admissions, settings, over_budget)
         self._verbs = Verbs(
             admitter,
             NodeFilter(
@@ -221,6 +224,7 @@ class SchedulerProgram:
             Part(FreezeGc(self._watches.is_synced)),
             Part(self._controller, self._preemptor, self._resizer, remediation, self._mover),
             usage,
+            budgets,
             certificate,
             claims,
             Part(self._leadership),
@@ -286,6 +290,14 @@ class SchedulerProgram:
         )
         registry.register(UsageMetrics(recorder.counters, recorder.settled))
         return Part(recorder)
+
+    def _budgets(self, api: Api, registry: CollectorRegistry) -> tuple[Part | None, OverBudget]:
+        """Returns what follows the budgets of namespaces, which need the records of usage, and what admission does."""
+        if not self._settings.usage_namespace:
+            return None, OverBudget()
+        part = BudgetPart(api, self._cluster, self._events, self._leadership, self._settings)
+        part.register(registry)
+        return part, part.over_budget()
 
     def _metric_sources(self, certificate: SelfSigned | None) -> MetricSources:
         store = self._store

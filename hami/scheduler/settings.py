@@ -30,6 +30,7 @@ PREEMPTION = ("on", "off", "strict")
 OWNED, NONE = "owned", "none"
 EVICT = "evict"
 ADVISE, APPLY = "advise", "apply"
+WARN, DEMOTE, REFUSE = "warn", "demote", "refuse"
 
 DAY_S = 86_400.0
 MAX_USAGE_INTERVAL_S = 600.0  # a longer time without a record is a gap
@@ -319,10 +320,41 @@ class UsageSettings:
         Flag("--usage-keep-days", "Days for which records are kept; of workloads, at most 62."),
     ] = 400
 
+    over_budget: Annotated[
+        str,
+        choice("action", WARN, DEMOTE, REFUSE),
+        Flag(
+            "--over-budget",
+            "What happens to new pods with devices of a namespace that has used its budget of "
+            "GPU-hours: warn, nothing but a warning; demote, they get the priority class of "
+            "--over-budget-priority-class, unless their own priority is lower; or refuse.",
+        ),
+    ] = WARN
+    over_budget_priority_class: Annotated[
+        str,
+        Flag(
+            "--over-budget-priority-class",
+            "The priority class for --over-budget=demote. While it does not exist, pods keep theirs.",
+        ),
+    ] = ""
+
     def check(self) -> None:
-        """Raises HamiError for a value that cannot be used."""
+        """Raises HamiError for a value that cannot be used, and if the settings contradict each other."""
         if not 1 <= self.usage_interval <= MAX_USAGE_INTERVAL_S:
             raise HamiError("--usage-interval: expected 1s to 10m")
+        action, name = self.over_budget, self.over_budget_priority_class
+        if action != WARN and not self.usage_namespace:
+            raise HamiError(
+                f"--over-budget={action} without --usage-namespace: budgets need the records of usage"
+            )
+        if action == DEMOTE and not name:
+            raise HamiError(
+                f"--over-budget={DEMOTE} without --over-budget-priority-class: name the class"
+            )
+        if action != DEMOTE and name:
+            raise HamiError(
+                f"--over-budget-priority-class={name} with --over-budget={action}: expected --over-budget={DEMOTE}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,7 +96,7 @@ class ChipFunctions:
             _cores_only_in_software(draft)
             self._request_whole_modules(draft)
             self._round_memory(draft)
-            draft.pod.set_runtime_class(self.chip.runtime_class)
+            draft.pod.spec.set_runtime_class(self.chip.runtime_class)
             return True
         if self.hides and not {*draft.limits, *draft.requests}.intersection(self.family):
             self._hide_devices(draft)

@@ -15,7 +15,7 @@ from hami.codec.keys import OVERWRITE_ENV, OVERWRITE_ENV_CONTAINERS
 from hami.codec.pods import convert_pod
 from hami.codec.register import parse_bool
 from hami.errors import MalformedInput, PodRefused
-from hami.model import Container, Pod
+from hami.model import Container, Pod, PodScope
 from hami.quantity import rounded_up
 from hami.vendors.resources import Resources
 
@@ -26,7 +26,7 @@ class PodDraft:
     """A pod with the changes of admission. The object that came in is never modified.
 
     *wire*, *decoded*: the pod as it came in. *namespace*: where it is created. *requests_devices*: a vendor has found
-    that a container requests its devices. *warnings*: for the pod's author.
+    that a container requests its devices. *warnings*: for the pod's author. *spec*: the changes beside the containers.
     """
 
     def __init__(self, wire: Mapping[str, Any], namespace: str = "") -> None:
@@ -36,7 +36,7 @@ class PodDraft:
         self.requests_devices = False
         self.warnings: list[str] = []
         self.wire = wire
-        self._spec: dict[str, Any] = {}
+        self.spec = SpecDraft(self.decoded, self._wire_spec)
         self._annotations: dict[str, str] = {}
 
     @cached_property
@@ -109,24 +109,16 @@ class PodDraft:
         if self.annotation(key) != value:
             self._annotations[key] = value
 
-    def set_scheduler(self, name: str) -> None:
-        """Sets the scheduler that places the pod."""
-        if self.decoded.scheduler_name != name:
-            self._spec["schedulerName"] = name
-
-    def set_runtime_class(self, name: str) -> None:
-        """Sets the runtime class, if *name* is not empty and the pod has none."""
-        if name and not self._wire_spec.get("runtimeClassName"):
-            self._spec.setdefault("runtimeClassName", name)
-
     def set_requests_devices(self) -> None:
         """Records that a container requests devices."""
         self.requests_devices = True
 
     def changed(self) -> Pod:
-        """Returns the decoded pod with the changes in its annotations and in the amounts of its containers."""
+        """Returns the decoded pod with the changes in its annotations, in its priority class and in the amounts of its
+        containers."""
         return replace(
             self.decoded,
+            scope=self.spec.scope(),
             annotations={**self.decoded.annotations, **self._annotations},
             containers=tuple(
                 replace(draft.decoded, limits=draft.limits, requests=draft.requests)
@@ -137,20 +129,66 @@ class PodDraft:
     def render(self) -> Mapping[str, Any]:
         """Returns the pod with the changes, for the API server; the same object if there are none."""
         rendered = iter([draft.render() for draft in self.containers])
-        spec, changed = dict(self._spec), dict[str, Any]()
+        lists, changed = dict[str, Any](), dict[str, Any]()
         for name in _LISTS:
             wires = self._wire_containers(name)
             containers = list(itertools.islice(rendered, len(wires)))
             if any(map(operator.is_not, containers, wires)):
-                spec[name] = containers
-        if spec:
-            changed["spec"] = {**self._wire_spec, **spec}
+                lists[name] = containers
+        spec = self.spec.render(lists)
+        if spec is not self._wire_spec:
+            changed["spec"] = spec
         if self._annotations:
             annotations = {**self.decoded.annotations, **self._annotations}
             changed["metadata"] = {**(self.wire.get("metadata") or {}), "annotations": annotations}
         if not changed:
             return self.wire
         return {**self.wire, **changed}
+
+
+class SpecDraft:
+    """The changes of admission in a pod's specification, beside its containers."""
+
+    def __init__(self, decoded: Pod, wire: Mapping[str, Any]) -> None:
+        self._decoded = decoded
+        self._wire = wire
+        self._changes: dict[str, Any] = {}
+
+    def set_scheduler(self, name: str) -> None:
+        """Sets the scheduler that places the pod."""
+        if self._decoded.scheduler_name != name:
+            self._changes["schedulerName"] = name
+
+    def set_runtime_class(self, name: str) -> None:
+        """Sets the runtime class, if *name* is not empty and the pod has none."""
+        if name and not self._wire.get("runtimeClassName"):
+            self._changes.setdefault("runtimeClassName", name)
+
+    def set_priority_class(self, name: str) -> None:
+        """Sets the priority class."""
+        self._changes["priorityClassName"] = name
+
+    def scope(self) -> PodScope:
+        """Returns the scope of the pod with the changes."""
+        name = self._changes.get("priorityClassName")
+        if name is None:
+            return self._decoded.scope
+        return replace(self._decoded.scope, priority_class=name)
+
+    def render(self, more: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the specification with the changes, and with *more*; the same object if there are none.
+
+        With another priority class, it has no priority and no preemptionPolicy: the API server has filled them in for
+        the former class, fills them in again, and would refuse others than those of the class.
+        """
+        changes = {**self._changes, **more}
+        if not changes:
+            return self._wire
+        spec = {**self._wire, **changes}
+        if "priorityClassName" in changes:
+            spec.pop("priority", None)
+            spec.pop("preemptionPolicy", None)
+        return spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -84,7 +84,7 @@ def admit(draft: ContainerDraft, *, config: NvidiaConfig) -> bool:
     if is_requested:
         _check_variables(draft)
         _warn_of_mps(draft)
-        draft.pod.set_runtime_class(config.runtime_class_name)
+        draft.pod.spec.set_runtime_class(config.runtime_class_name)
     if config.strict:
         _check_strictly(draft, is_requested)
     return is_requested

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from hami.cli import main
 from hami.cli.group import LOCAL, PEOPLE
 from hami.cli.kubectl import completions, kubectl_main
+from hami.codec.keys import OVER_BUDGET
 from hami.errors import ClusterError
 from hami.kube.access import UserAccess
 from testing.cases import cases
@@ -86,6 +87,20 @@ def test_explain_pod():
     assert hami("explain", "pod", "a", "-n", "default").stdout.startswith(
         "pod default/a is bound to n1"
     )
+
+
+@cases(
+    "made, start",
+    (pending("b", "team", gpu=1, gpumem=100_000), "pod team/b has been waiting for"),
+    (bound("b", "n1", (0, 100, 10), namespace="team"), "pod team/b is bound to n1"),
+)
+def test_explain_what_the_budget_of_the_namespace_did_to_a_pod(made, start):
+    made["metadata"]["annotations"][OVER_BUDGET] = "namespace team has used it\x1b[0m" + "x" * 2000
+    said = hami("explain", "pod", "b", of=FakeApi([node("n1")], [made])).stdout
+    assert said.startswith(start)
+    (line,) = [line for line in said.splitlines() if "has used it" in line]
+    assert line.startswith("When it was created: namespace team has used it?[0m")
+    assert len(line) < 1100
 
 
 def test_explain_a_pod_of_a_gang():

@@ -9,11 +9,12 @@ from hypothesis.strategies import randoms
 
 from hami.cli.people import make_admit
 from hami.codec.keys import CLAIM_AMOUNTS
+from hami.codec.objects import PriorityClass
 from hami.codec.pods import convert_pod
 from hami.errors import HamiError
 from hami.inspect import simulate as module
 from hami.inspect.cluster import InspectedCluster, store_of
-from hami.inspect.manifests import PodSource, PriorityClass
+from hami.inspect.manifests import PodSource
 from hami.inspect.simulate import (
     Scenario,
     SimulatedPreemption,

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from hami.cli import main
 from hami.codec.config_maps import render_config_map
+from hami.codec.keys import GPU_HOURS
 from hami.codec.usage_objects import (
     CURRENT,
     day_data,
@@ -27,6 +28,7 @@ from hami.codec.usage_sums import (
     UsageSums,
 )
 from hami.errors import ClusterError, MalformedInput, NotFound
+from hami.inspect.gpu_hours import budget_sentence, read_budget
 from hami.inspect.usage import (
     UsagePrices,
     UsageQuery,
@@ -241,3 +243,93 @@ def test_without_the_right_and_the_api_group_the_user_learns_both(args, answer, 
     assert result.exit_code == 2
     assert "configmaps is forbidden" in result.stderr
     assert message in result.stderr
+
+
+def namespace(name, hours=None):
+    annotations = {} if hours is None else {GPU_HOURS: hours}
+    return {"metadata": {"name": name, "annotations": annotations}}
+
+
+def with_namespaces(*namespaces, alone=False):
+    """The records, and namespaces: listed, or each *alone*."""
+    served = objects()
+    if not alone:
+        page = {"metadata": {}, "items": namespaces}
+        return served | {"/api/v1/namespaces": json.dumps(page).encode()}
+    for each in namespaces:
+        path = f"/api/v1/namespaces/{each['metadata']['name']}"
+        served[path] = json.dumps(each).encode()
+    return served
+
+
+def test_budgets_are_shown_for_their_own_windows():
+    """Whatever time the rows are about."""
+    of = with_namespaces(
+        namespace("team-vision", "10/week"), namespace("ci", "2.5/day"), namespace("x")
+    )
+    lines = usage("--since", "3h", of=of).stdout.splitlines()
+    assert lines[:3] == [
+        "NAMESPACE    GPU-HOURS  GIB-HOURS  CORE-HOURS  BUDGET",
+        "team-vision  2.0        80         2.0         14.0 of 10 a week",
+        "ci           0.5        4          0.5         0.5 of 2.5 a day",
+    ]
+    document = json.loads(usage("--since", "3h", "-o", "json", of=of).stdout)
+    assert document["coveredHours"] == 2.5
+    assert document["items"][0]["budget"] == {
+        "gpuHours": 10.0,
+        "period": "week",
+        "since": "2026-11-23T00:00:00Z",
+        "until": "2026-11-30T00:00:00Z",
+        "usedGpuHours": 14.0,
+    }
+
+
+def test_the_budget_of_one_namespace_is_read_alone():
+    of = with_namespaces(namespace("ci", "1/day"), alone=True)
+    assert usage("-n", "ci", of=of).stdout.splitlines()[1].endswith("0.5 of 1 a day")
+
+
+@pytest.mark.parametrize(
+    ("of", "note"),
+    [
+        (with_namespaces(namespace("ci", "many")), "namespace ci counts as without a budget"),
+        (objects() | {"/api/v1/namespaces": ClusterError("no", 403)}, "no; budgets are not shown"),
+    ],
+)
+def test_budgets_that_cannot_be_read_are_left_out_with_a_note(of, note):
+    result = usage(of=of)
+    assert result.exit_code == 0
+    assert "BUDGET" not in result.stdout
+    assert note in result.stderr
+
+
+@pytest.mark.parametrize("by", ["owner", "model"])
+def test_other_rows_have_no_budgets(by):
+    result = usage("--by", by, of=with_namespaces(namespace("ci", "1/day")))
+    assert "BUDGET" not in result.stdout
+
+
+def budget(of):
+    """Returns the budget of the namespace ci, as a pod there is explained."""
+
+    def request(method, path, *, query=None):
+        answer = of.get(path, NotFound("there is none", 404))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    found = read_budget(request, "ci", NOW)
+    return None if found is None else budget_sentence(found)
+
+
+def test_a_pod_is_explained_with_the_budget_of_its_namespace():
+    of = with_namespaces(namespace("ci", "2.5/day"), alone=True)
+    end = "until 2026-11-29T00:00:00Z."
+    assert budget(of) == f"GPU-hours of the namespace's budget: 0.5 of 2.5 a day, {end}"
+    by_group = of | {PATH + CURRENT: FORBIDDEN, PART + CURRENT: of[PATH + CURRENT]}
+    assert budget(by_group) == budget(of)
+    without_records = of | {PATH + CURRENT: FORBIDDEN}
+    assert budget(without_records) == f"GPU-hours of the namespace's budget: 2.5 a day, {end}"
+    for hours in (None, "many"):
+        assert budget(with_namespaces(namespace("ci", hours), alone=True)) is None
+    assert budget(objects()) is None

@@ -136,6 +136,15 @@ def test_a_device_configuration_that_cannot_be_used_is_named(tmp_path, content, 
 
 @cases(
     "given, problem",
+    ({"over_budget": "refuse"}, "--over-budget=refuse without --usage-namespace"),
+    (
+        {"over_budget": "demote", "usage_namespace": "hami-usage"},
+        "--over-budget=demote without --over-budget-priority-class",
+    ),
+    (
+        {"over_budget_priority_class": "low"},
+        "--over-budget-priority-class=low with --over-budget=warn: expected --over-budget=demote",
+    ),
     ({"cert_file": "a"}, "--cert_file without --key_file"),
     ({"key_file": "a"}, "--key_file without --cert_file"),
     ({"client_ca_file": "a"}, "--client-ca-file without --cert_file"),

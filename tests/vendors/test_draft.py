@@ -45,9 +45,9 @@ def changed(change):
     "change",
     ("nothing", lambda pod, container: None),
     ("annotation", lambda pod, container: pod.set_annotation("team", "a")),
-    ("scheduler", lambda pod, container: pod.set_scheduler("ours")),
-    ("the pod's own runtime class", lambda pod, container: pod.set_runtime_class("nvidia")),
-    ("no runtime class", lambda pod, container: pod.set_runtime_class("")),
+    ("scheduler", lambda pod, container: pod.spec.set_scheduler("ours")),
+    ("the pod's own runtime class", lambda pod, container: pod.spec.set_runtime_class("nvidia")),
+    ("no runtime class", lambda pod, container: pod.spec.set_runtime_class("")),
     ("amount", lambda pod, container: container.set_amount("nvidia.com/gpu", 1)),
     ("variable", lambda pod, container: container.set_env("B", "2")),
 )
@@ -76,7 +76,7 @@ def test_only_the_parts_that_change_are_copied():
     ),
     (
         "scheduler",
-        lambda pod: pod.set_scheduler("other"),
+        lambda pod: pod.spec.set_scheduler("other"),
         {"spec": WIRE["spec"] | {"schedulerName": "other"}},
     ),
 )

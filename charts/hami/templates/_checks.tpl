@@ -40,6 +40,7 @@
 {{- if and $v.dashboard.enabled $v.dashboard.ingress.enabled (not $v.dashboard.ingress.host) -}}
 {{- fail "dashboard.ingress.host is empty: set it to the name by which people reach the dashboard, such as hami.example.com" -}}
 {{- end -}}
+{{- include "hami.checkBudgets" . -}}
 {{- include "hami.checkDra" . -}}
 {{- include "hami.checkAccounts" . -}}
 {{- if gt (len $name) 40 -}}
@@ -61,6 +62,20 @@
 {{- if and (index . 1) (not (has (index . 1) (list (index . 2) "/usr/local/vgpu" "/usr/local/vgpu/containers"))) -}}
 {{- fail (printf "%s is %s, but global.gpuHookPath puts this directory at %s: set it to that, or change global.gpuHookPath" (index . 0) (index . 1) (index . 2)) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* hami.checkBudgets: where nobody could hold the budgets of namespaces. */}}
+{{- define "hami.checkBudgets" -}}
+{{- $over := .Values.scheduler.overBudget -}}
+{{- if and (ne $over.action "warn") (not .Values.scheduler.usage.namespace) -}}
+{{- fail (printf "scheduler.overBudget.action=%s needs the records of usage: set scheduler.usage.namespace" $over.action) -}}
+{{- end -}}
+{{- if and (eq $over.action "demote") (not $over.priorityClassName) -}}
+{{- fail "scheduler.overBudget.action=demote needs a priority class: set scheduler.overBudget.priorityClassName" -}}
+{{- end -}}
+{{- if and (ne $over.action "demote") $over.priorityClassName -}}
+{{- fail (printf "scheduler.overBudget.priorityClassName belongs to scheduler.overBudget.action=demote, but the action is %s: leave it out" $over.action) -}}
 {{- end -}}
 {{- end -}}
 
@@ -117,7 +132,7 @@
 {{- if semverCompare "<1.36-0" .Capabilities.KubeVersion.Version -}}
 {{- fail (printf "admission.mode=policy needs Kubernetes 1.36 (MutatingAdmissionPolicy), and this is %s" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
-{{- range $name, $wrong := dict "strict" .Facts.strict "scheduler.overwriteEnv" .Facts.overwriteEnv "dra.allocate" .Values.dra.allocate -}}
+{{- range $name, $wrong := dict "strict" .Facts.strict "scheduler.overwriteEnv" .Facts.overwriteEnv "dra.allocate" .Values.dra.allocate "scheduler.overBudget.action" (ne .Values.scheduler.overBudget.action "warn") -}}
 {{- if $wrong -}}{{- fail (printf "%s needs admission.mode=webhook: the webhook must see all pods" $name) -}}{{- end -}}
 {{- end -}}
 {{- if not .Values.policies.enabled -}}{{- fail "admission.mode=policy needs policies.enabled" -}}{{- end -}}
