@@ -16,7 +16,7 @@ from hami.inspect.read_usage import USAGE_NAMESPACE, UsageReader
 from hami.inspect.tables import OutputRecord
 from hami.kube.calls import path_of
 from hami.kube.pages import Requester, read_list
-from hami.scheduling.gpu_hours import budget_use, day_shares
+from hami.scheduling.gpu_hours import WindowShares, budget_use, day_shares
 
 Budgets = Mapping[str, GpuHours]
 """By namespace."""
@@ -66,7 +66,7 @@ def make_budget_reports(
     budgets: Budgets, days: Iterable[UsageDay], now: int
 ) -> dict[str, BudgetReport]:
     """Returns the reports on *budgets* by namespace, given the days since `first_day`."""
-    shares = {day.start: day_shares(day) for day in days}
+    shares = WindowShares({day.start: day_shares(day) for day in days})
     reports = {}
     for namespace, hours in budgets.items():
         use = budget_use(namespace, hours, now, shares)

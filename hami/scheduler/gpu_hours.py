@@ -19,7 +19,7 @@ from hami.runtime.once import OncePerKey
 from hami.runtime.tasks import Task
 from hami.scheduler.budget_reports import BudgetReports
 from hami.scheduler.settings import DEMOTE, Settings
-from hami.scheduling.gpu_hours import DayShares, day_shares
+from hami.scheduling.gpu_hours import NamespaceShares, day_shares
 from hami.state.gpu_hours import GpuHoursBudgets
 
 log = logging.getLogger(__name__)
@@ -50,10 +50,10 @@ class BudgetReader(Task):
         self._read_s = min(READ_S, settings.usage_interval)
         self._clock = clock
         self._read_at = -math.inf
-        self._first: int | None = None  # the first day that was read
+        self._first: int | None = None  # day that was to be read
         self._version = ""  # of the object that was read last
-        self._today: tuple[int, DayShares] | None = None  # in that object
-        self._ended: dict[int, DayShares] = {}  # days before it
+        self._today: tuple[int, NamespaceShares] | None = None  # in that object
+        self._ended: dict[int, NamespaceShares] = {}  # days before it
         self._priority_class: PriorityClass | None = None
         self._logged = OncePerKey()
         self.failures = 0
@@ -72,6 +72,7 @@ class BudgetReader(Task):
             if self._clock() >= self._read_at or first != self._first:
                 self._attempt("records", lambda: self._read(first))
                 self._read_at = self._clock() + self._read_s
+                self._first = first
         self._reports.report(is_class_missing=self._reads_class and self._priority_class is None)
         return min(PERIOD_S, self._read_s)
 
@@ -94,22 +95,20 @@ class BudgetReader(Task):
         current = self._cluster.config_map(self._namespace, CURRENT)
         if current is None:
             self._budgets.record({})
-            self._first = first
             return
         if current.resource_version != self._version or self._today is None:
             sums = parse_sums(current.data)
             self._today = sums.day.start, day_shares(sums.day)
             self._version = current.resource_version
         today, shares = self._today
-        days: dict[int, DayShares] = {}
+        days: dict[int, NamespaceShares] = {}
         for start in self.each(range(first, today, DAY_S)):
             days[start] = self._ended_day(start)
         self._ended = dict(days)
         days[today] = shares
         self._budgets.record(days)
-        self._first = first
 
-    def _ended_day(self, start: int) -> DayShares:
+    def _ended_day(self, start: int) -> NamespaceShares:
         """Returns the shares of a day that has ended, which are read once: they do not change any more, and days are
         written before the object with the current one. Raises: ClusterError."""
         known = self._ended.get(start)
@@ -125,6 +124,6 @@ class BudgetReader(Task):
             log.error("a day cannot be read and is left out", extra={"day": name, "error": error})
             return self._keep(start, {})
 
-    def _keep(self, start: int, shares: DayShares) -> Mapping[str, int]:
+    def _keep(self, start: int, shares: NamespaceShares) -> Mapping[str, int]:
         self._ended[start] = shares
         return shares

@@ -14,8 +14,8 @@ from hami.codec.usage_sums import HOUR_S, UsageDay
 NEARLY_PERCENT = 80
 """Percent of a budget from which it is nearly used."""
 
-DayShares = Mapping[str, int]
-"""What namespaces have held in one day: thousandths of devices times seconds, by name."""
+NamespaceShares = Mapping[str, int]
+"""Thousandths of devices times seconds that namespaces have held, in a day or in a window, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +54,32 @@ class BudgetUse:
         )
 
 
-def budget_use(
-    namespace: str, hours: GpuHours, now: int, days: Mapping[int, DayShares]
-) -> BudgetUse:
+class WindowShares:
+    """The amounts of windows, from *days* by their beginnings; each window is summed up once."""
+
+    def __init__(self, days: Mapping[int, NamespaceShares]) -> None:
+        self._days = days
+        self._sums: dict[BudgetWindow, NamespaceShares] = {}
+
+    def of(self, window: BudgetWindow) -> NamespaceShares:
+        """Returns what namespaces have held in *window*."""
+        known = self._sums.get(window)
+        if known is not None:
+            return known
+        sums: dict[str, int] = {}
+        for start, shares in self._days.items():
+            if not window.start <= start < window.end:
+                continue
+            for namespace, share_s in shares.items():
+                sums[namespace] = sums.get(namespace, 0) + share_s
+        self._sums[window] = sums
+        return sums
+
+
+def budget_use(namespace: str, hours: GpuHours, now: int, shares: WindowShares) -> BudgetUse:
     """Returns what *namespace* has used of a budget of *hours* in the window of *now*."""
     window = window_of(hours.period, now)
-    share_s = 0
-    for start, shares in days.items():
-        if window.start <= start < window.end:
-            share_s += shares.get(namespace, 0)
+    share_s = shares.of(window).get(namespace, 0)
     return BudgetUse(namespace=namespace, hours=hours, window=window, share_s=share_s)
 
 

@@ -10,7 +10,7 @@ from hami.codec.gpu_hours import GpuHours, parse_gpu_hours, window_of
 from hami.codec.objects import parse_resource_version
 from hami.errors import MalformedInput
 from hami.model import Namespace
-from hami.scheduling.gpu_hours import BudgetUse, DayShares, budget_use
+from hami.scheduling.gpu_hours import BudgetUse, NamespaceShares, WindowShares, budget_use
 
 MAX_BUDGETS = 5000
 """Namespaces whose budgets are kept; others count as if they had none."""
@@ -24,7 +24,7 @@ class GpuHoursBudgets:
         self._lock = threading.Lock()  # guards the rest
         self._namespaces: dict[str, Namespace] = {}  # those with the annotation
         self._hours: dict[str, GpuHours] = {}  # of those whose annotation can be read
-        self._days: Mapping[int, DayShares] = {}
+        self._shares = WindowShares({})
 
     def upsert(self, namespace: Namespace, as_of: float = -math.inf) -> None:
         """Takes *namespace* unless a watch shows an earlier version than is known. A list (*as_of*) is always right."""
@@ -61,16 +61,16 @@ class GpuHoursBudgets:
             periods = {hours.period for hours in self._hours.values()}
         return min([window_of(period, now).start for period in periods], default=None)
 
-    def record(self, days: Mapping[int, DayShares]) -> None:
+    def record(self, days: Mapping[int, NamespaceShares]) -> None:
         """Takes what has been used, by the beginnings of days: all since `first_day`."""
-        self._days = days
+        self._shares = WindowShares(days)
 
     def use_of(self, namespace: str) -> BudgetUse | None:
         """Returns what *namespace* has used of its budget; ``None`` if it has none."""
         hours = self._hours.get(namespace)
         if hours is None:
             return None
-        return budget_use(namespace, hours, self._now(), self._days)
+        return budget_use(namespace, hours, self._now(), self._shares)
 
     def uses(self) -> list[tuple[Namespace, BudgetUse]]:
         """Returns the namespaces with budgets, and what they have used."""

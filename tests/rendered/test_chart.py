@@ -145,8 +145,8 @@ SETTINGS: dict[str, tuple[str, list[str], Object]] = {
     ),
     "usage": (
         "overlays/self-signed",
-        ["usage"],
-        {"scheduler": {"usage": {"namespace": "hami-usage"}}},
+        ["dashboard", "usage"],
+        {"dashboard": {"enabled": True}, "scheduler": {"usage": {"namespace": "hami-usage"}}},
     ),
     "no-clean-rejected": (
         "overlays/self-signed",
@@ -402,6 +402,25 @@ WRONG: dict[str, tuple[Object, str]] = {
     "resource without dra": (
         {"dra": {"extendedResource": "example.com/gpu"}},
         "belongs to dra.enabled: set it to",
+    ),
+    "budgets without records": (
+        {"scheduler": {"overBudget": {"action": "refuse"}}},
+        "overBudget.action=refuse needs the records of usage: set scheduler.usage.namespace",
+    ),
+    "a priority class is missing": (
+        {"scheduler": {"usage": {"namespace": "u"}, "overBudget": {"action": "demote"}}},
+        "demote needs a priority class: set scheduler.overBudget.priorityClassName",
+    ),
+    "a priority class is left over": (
+        {"scheduler": {"overBudget": {"priorityClassName": "low"}}},
+        "priorityClassName belongs to .*=demote, but the action is warn",
+    ),
+    "budgets without the webhook": (
+        {
+            "admission": {"mode": "policy"},
+            "scheduler": {"usage": {"namespace": "u"}, "overBudget": {"action": "refuse"}},
+        },
+        "scheduler.overBudget.action needs admission.mode=webhook",
     ),
     "allocation without dra": ({"dra": {"allocate": True}}, "dra.allocate belongs to dra.enabled"),
     "resource of the plugin": (
@@ -1138,6 +1157,24 @@ def test_limits_of_remediation_are_flags(helm):
         "--remediation-rate=1.5",
     ]
     assert "ClusterRole/hami-scheduler-remediation" not in by_name(helm)
+
+
+@cases(
+    "over, flags",
+    ({}, []),
+    ({"action": "refuse"}, ["--over-budget=refuse"]),
+    (
+        {"action": "demote", "priorityClassName": "low"},
+        ["--over-budget=demote", "--over-budget-priority-class=low"],
+    ),
+)
+def test_what_happens_over_a_budget_is_a_flag(helm, over, flags):
+    items = by_name(helm, scheduler={"usage": {"namespace": "u"}, "overBudget": over})
+    command = container(items, "Deployment/hami-scheduler", 1)["command"]
+    assert [flag for flag in command if "over-budget" in flag] == flags
+    (rule, _) = items["ClusterRole/hami-scheduler-budgets"]["rules"]
+    assert rule == {"apiGroups": [""], "resources": ["namespaces"], "verbs": ["list", "watch"]}
+    assert "ClusterRole/hami-scheduler-budgets" not in by_name(helm)
 
 
 @pytest.mark.parametrize("mode", ["none", "advise", "apply"])

@@ -164,6 +164,16 @@ def test_a_server_that_does_not_answer_leaves_what_was_known():
     assert stage.used() == 5
 
 
+def test_failures_are_retried_as_often_as_records_are_read():
+    stage = Stage()
+    stage.fake.fail("config_map", ClusterError("down"), times=2)
+    stage.step()
+    stage.step(seconds=5)
+    assert stage.reader.failures == 1
+    stage.step()
+    assert stage.reader.failures == 2
+
+
 def test_a_day_that_cannot_be_read_is_left_out():
     stage = Stage()
     stage.ended(MONDAY, 0, data={"usage": "1:0:x"})

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from hami.codec.gpu_hours import GpuHours
 from hami.codec.usage_sums import DAY_S, HeldAmounts, UsageDay, UsageKey
-from hami.scheduling.gpu_hours import budget_use, day_shares
+from hami.scheduling.gpu_hours import WindowShares, budget_use, day_shares
 
 MONDAY = 1_795_996_800  # 2026-11-30
 
@@ -29,6 +29,6 @@ def test_within_a_window_the_use_never_becomes_less(shares, data):
     first = data.draw(st.integers(0, len(shares) - 1))
     then = {start: shares for start, shares in days.items() if start <= MONDAY + first * DAY_S}
     hours = GpuHours(1, "week")
-    before = budget_use("team", hours, MONDAY + first * DAY_S, then)
-    after = budget_use("team", hours, MONDAY + (len(shares) - 1) * DAY_S, days)
+    before = budget_use("team", hours, MONDAY + first * DAY_S, WindowShares(then))
+    after = budget_use("team", hours, MONDAY + (len(shares) - 1) * DAY_S, WindowShares(days))
     assert before.share_s <= after.share_s
