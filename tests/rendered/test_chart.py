@@ -983,6 +983,7 @@ def test_a_take_over_keeps_the_limiter_and_adds_no_network_policies_and_no_refus
         }
         assert bindings.pop("hami-preemption") == ["Deny"]  # it holds our own account
         assert bindings.pop("hami-make-room") == ["Deny"]  # HAMi does not know the label
+        assert bindings.pop("hami-budgets") == ["Deny"]  # nor the annotation
         assert bindings
         assert all(found == actions for found in bindings.values())
 
