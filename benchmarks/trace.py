@@ -20,6 +20,7 @@ from benchmarks.rows import Row, remarks
 from testing.trace_cluster import HAMI, LEAST_WASTE, Policy, TraceCluster
 from testing.traces import (
     Arrival,
+    TracePod,
     arrivals,
     missing,
     part_of,
@@ -120,7 +121,8 @@ def mean_allocated(runs: Sequence[Filled]) -> dict[int, float]:
 def mean_wait(name: str, load: float, policy: Policy, seed: int) -> float:
     """Returns the mean wait of pods with GPUs that come after FROM, in thousandths of a mean duration.
 
-    When a pod has ended, those that wait are tried again in the order of arrival: before that, none fits anywhere.
+    When a pod has ended, those that wait are tried again in the order of arrival: before that, none fits anywhere. Of
+    equal pods, only the first is tried that finds no room: those before them leave the others no more.
     """
     cluster = TraceCluster(part_of(trace_nodes(), PART), policy, seed)
     work = list(arrivals(trace_pods(name), load * cluster.gpus, UNTIL, random.Random(seed)))
@@ -142,9 +144,15 @@ def mean_wait(name: str, load: float, policy: Policy, seed: int) -> float:
         while ends and ends[0][0] <= at:
             now, number, place = heapq.heappop(ends)
             cluster.end(f"p{number}", work[number].pod, place)
+            without_room: set[TracePod] = set()
             for other in list(waiting):
+                pod = work[other].pod
+                if pod in without_room:
+                    continue
                 if start(other, now, [place]):
                     del waiting[other]
+                else:
+                    without_room.add(pod)
 
     for number, arrival in enumerate(work):
         end_until(arrival.at)

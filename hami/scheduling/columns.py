@@ -107,6 +107,13 @@ def firsts(owner: Array) -> Array:
     return numpy.flatnonzero(begins)
 
 
+def places_of(starts: Array, lengths: Array) -> tuple[Array, Array]:
+    """Returns the places of runs that have these *starts* and *lengths*, and for each place the position of its run."""
+    owner = numpy.repeat(numpy.arange(len(lengths)), lengths)
+    before = numpy.cumsum(lengths) - lengths
+    return numpy.arange(len(owner)) + (starts - before)[owner], owner
+
+
 def grown(array: Array, length: int, fill: int = 0) -> Array:
     """Returns *array* with *length* rows, the new ones full of *fill*."""
     made = numpy.full((length, *array.shape[1:]), fill, dtype=array.dtype)

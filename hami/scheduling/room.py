@@ -39,13 +39,15 @@ SLACK = 1.0, 5.0
 class UsualPods:
     """The usual pods, an item for each in every array. *share*: of all pods; the sum is 1.
 
-    *per_core*, *per_mib*: how many of them one percent of cores and one MiB are enough for. *milli_cpu*: 1 at least.
-    *without_cpu*: UNLIMITED for those that request no CPU, else 0. *most*: on one device. *offer*: the devices that
-    they use, as `_offer` numbers vendors and allocation modes. *accepts* has a row for each model, *beside* one for
-    each number of `_beside`.
+    *several*: 1 for those with several devices, else 0. *per_core*, *per_mib*: how many of them one percent of cores and
+    one MiB are enough for. *milli_cpu*: 1 at least.
+    *without_cpu*: UNLIMITED for those that request no CPU, else 0. *most*: on one device. *accepts*: 1 for those that
+    use devices of a model, a row for each, else 0; *serves*: of a vendor and an allocation mode, beside other pods, a
+    row for each number of `_offer`.
     """
 
     count: Array
+    several: Array
     per_core: Array
     per_mib: Array
     memory_percent: Array
@@ -53,15 +55,14 @@ class UsualPods:
     without_cpu: Array
     most: Array
     share: Array
-    offer: Array
     accepts: Array
-    beside: Array
+    serves: Array
 
     @classmethod
     def of(cls, pods: Mapping[UsualPod, float], devices: DeviceColumns) -> UsualPods:
         """Returns *pods* with how often they come. *devices*: columns with the numbers of vendors and models."""
         kinds, models = list(pods), devices.models
-        accepts = numpy.zeros((max(models.values(), default=-1) + 1, len(kinds)), dtype=bool)
+        accepts = numpy.zeros((max(models.values(), default=0) + 1, len(kinds)), dtype=f32)
         for place, kind in enumerate(kinds):
             for model, number in models.items():
                 accepts[number, place] = kind.accepts(model)
@@ -70,11 +71,15 @@ class UsualPods:
             return numpy.array([getattr(kind, name) for kind in kinds], dtype=f32)
 
         alone, whole = column("alone") > 0, column("cores") >= WHOLE
-        vendor = numpy.array(
-            [devices.vendors.get(kind.vendor, -1) for kind in kinds], dtype=numpy.int64
-        )
+        beside = numpy.array([numpy.ones(len(kinds), dtype=bool), ~alone, ~(alone | whole)])
+        serves = numpy.zeros((max(devices.vendors.values(), default=0) + 1, 2, 3, len(kinds)), f32)
+        for place, kind in enumerate(kinds):
+            if kind.vendor in devices.vendors:
+                number = devices.vendors[kind.vendor]
+                serves[number, int(kind.by_claims), :, place] = beside[:, place]
         return cls(
             count=column("count"),
+            several=(column("count") > 1).astype(f32),
             per_core=_inverse(column("cores")),
             per_mib=_inverse(column("memory_mib")),
             memory_percent=column("memory_percent"),
@@ -82,9 +87,8 @@ class UsualPods:
             without_cpu=numpy.where(column("milli_cpu") > 0, f32(0), UNLIMITED),
             most=numpy.where(alone, f32(1), UNLIMITED),
             share=_shares(pods.values()),
-            offer=_offer(vendor, column("by_claims") > 0),
             accepts=accepts,
-            beside=numpy.array([numpy.ones(len(kinds), dtype=bool), ~alone, ~(alone | whole)]),
+            serves=serves.reshape(6 * len(serves), len(kinds)),
         )
 
     def with_shares(self, often: Iterable[float]) -> UsualPods:
@@ -116,9 +120,9 @@ def _inverse(amounts: Array) -> Array:
     return numpy.where(amounts > 0, 1 / numpy.maximum(amounts, 1), UNLIMITED).astype(f32)
 
 
-def _offer(vendor: Array, by_claims: Array) -> Array:
-    """Returns a number for the vendor and the allocation mode of devices."""
-    return numpy.asarray(2 * vendor + by_claims)
+def _offer(facts: Array, beside: Array | int) -> Array:
+    """Returns a number for the vendor and the allocation mode of devices, and what pods there are *beside*."""
+    return numpy.asarray(6 * facts[columns.VENDOR] + 3 * facts[columns.BY_CLAIMS] + beside)
 
 
 def _beside(facts: Array) -> Array:
@@ -137,23 +141,22 @@ def device_room(facts: Array, pods: UsualPods) -> Array:
     room = _pods_in(free_cores, pods.per_core)
     free_memory = facts[columns.MEMORY] - facts[columns.MEMORY_USED]
     numpy.minimum(room, _pods_in(free_memory, _per_mib(facts, pods)), out=room)
+    numpy.floor(room, out=room)
     slots = facts[columns.SLOTS] - facts[columns.SLOTS_USED]
     is_well = (facts[columns.HEALTHY] != 0) & (facts[columns.CORDONED] == 0)
     slots *= is_well & (facts[columns.IN_PARTS] == 0)
     numpy.minimum(room, slots.astype(f32)[:, None], out=room)
     numpy.minimum(room, pods.most, out=room)
     numpy.maximum(room, 0, out=room)
-    room *= accepted(facts, pods) & pods.beside[_beside(facts)]
+    room *= pods.serves[_offer(facts, _beside(facts))]
+    room *= pods.accepts[facts[columns.MODEL]]
     return room
 
 
 def accepted(facts: Array, pods: UsualPods) -> Array:
     """Returns whether pods of each kind (columns) may use each device (rows), whatever is free of it."""
-    offer = _offer(facts[columns.VENDOR], facts[columns.BY_CLAIMS])
-    accepts = offer[:, None] == pods.offer
-    if len(pods.accepts):
-        accepts &= pods.accepts[facts[columns.MODEL]]
-    return numpy.asarray(accepts)
+    accepts = pods.serves[_offer(facts, 0)] * pods.accepts[facts[columns.MODEL]]
+    return numpy.asarray(accepts > 0)
 
 
 def device_share(facts: Array, pods: UsualPods) -> Array:
@@ -183,9 +186,8 @@ def _per_mib(facts: Array, pods: UsualPods) -> Array:
 
 
 def _pods_in(free: Array, per_unit: Array) -> Array:
-    """Returns for how many pods what is *free* of each device is enough."""
-    room = _rounded(free)[:, None] * per_unit
-    return numpy.asarray(numpy.floor(room, out=room))
+    """Returns for how many pods, and a fraction of one, what is *free* of each device is enough."""
+    return numpy.asarray(_rounded(free)[:, None] * per_unit)
 
 
 def _rounded(free: Array) -> Array:
@@ -197,20 +199,20 @@ def _rounded(free: Array) -> Array:
 def node_room(devices: Array, milli_cpu: Array, pods: UsualPods) -> Array:
     """Returns how many pods of each kind (columns) nodes (rows) would take. *devices*: the sums of `device_room` over
     their devices. *milli_cpu*: their free CPU."""
-    several = (pods.count > 1).astype(f32)
     by_devices = devices / pods.count
-    by_devices = numpy.where(
-        by_devices < 1, several * _partial(by_devices), numpy.floor(by_devices)
-    )
-    by_cpu = numpy.maximum(milli_cpu, f32(0))[:, None] / pods.milli_cpu + pods.without_cpu
-    by_cpu = numpy.where(by_cpu < 1, several * _partial(by_cpu), by_cpu)
+    partial = _partial(by_devices, pods)
+    numpy.floor(by_devices, out=by_devices)
+    numpy.maximum(by_devices, partial, out=by_devices)
+    by_cpu = numpy.maximum(milli_cpu, f32(0))[:, None] / pods.milli_cpu
+    by_cpu += pods.without_cpu
+    numpy.copyto(by_cpu, _partial(by_cpu, pods), where=by_cpu < 1)
     return numpy.asarray(numpy.minimum(by_devices, by_cpu, out=by_devices))
 
 
-def _partial(room: Array) -> Array:
-    """Returns what partial room counts: its fourth power. A node that is nearly free for a pod with several devices is
-    worth more than one with crumbs."""
-    part = numpy.minimum(room, 1)
+def _partial(room: Array, pods: UsualPods) -> Array:
+    """Returns what partial room counts: its fourth power, for pods with several devices. A node that is nearly free for
+    one of these is worth more than one with crumbs."""
+    part = numpy.minimum(room, pods.several)
     part *= part
     part *= part
     return part

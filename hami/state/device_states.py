@@ -23,6 +23,7 @@ Array = NDArray[Any]
 
 _STATE = f"V{8 * len(FIELDS)}"  # the facts of one device, as bytes
 _UNKNOWN = -1
+FEW = 32  # devices of which the states after a pod has got them are kept
 
 
 class DeviceStates:
@@ -33,7 +34,7 @@ class DeviceStates:
         self._like = like
         self._pods = pods
         self._numbers: dict[bytes, int] = {}
-        self._facts = numpy.zeros((0, len(FIELDS)), dtype=numpy.int64)
+        self._facts = numpy.zeros((len(FIELDS), 0), dtype=numpy.int64)
         self.room = numpy.zeros((0, len(pods)), dtype=f32)
         """The `device_room` of a device in each state, for each of the usual pods."""
 
@@ -52,18 +53,22 @@ class DeviceStates:
 
     def columns(self, states: Array | slice) -> DeviceColumns:
         """Returns the columns of one device in each of *states*."""
-        facts = self._facts[states].T
+        facts = self._facts[:, states]
         count = facts.shape[1]
         return replace(self._like, facts=facts, owner=numpy.arange(count), nodes=count)
+
+    def room_of(self, facts: Array) -> Array:
+        """Returns the `device_room` of devices with these *facts*, for each of the usual pods."""
+        return device_room(facts, self._pods)
 
     def _add(self, facts: Array, first: int) -> None:
         """Sets the *facts* of the states from *first* on."""
         after = first + facts.shape[1]
-        if after > len(self._facts):
-            self._facts = grown(self._facts, 2 * after)
+        if after > len(self.room):
+            self._facts = numpy.ascontiguousarray(grown(self._facts.T, 2 * after).T)
             self.room = grown(self.room, 2 * after)
-        self._facts[first:after] = facts.T
-        self.room[first:after] = device_room(facts, self._pods)
+        self._facts[:, first:after] = facts
+        self.room[first:after] = self.room_of(facts)
 
 
 class DevicesTaken:
@@ -73,9 +78,17 @@ class DevicesTaken:
         self._states = states
         self._steps = [_Step(states, step, request) for step in running_requests(request)]
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of memory that this takes."""
+        return sum([step.nbytes for step in self._steps])
+
     def room(self, devices: Array, owner: Array) -> tuple[Array, Array]:
         """Returns the nodes of which the pod takes devices, and how much less room for each of the usual pods these
         have then. *devices*: their states, side by side for each *owner*."""
+        if len(self._steps) == 1:
+            taken = self._steps[0].taken(devices, owner)
+            return sums_by_node(self._steps[0].less(devices[taken]), owner[taken])
         after = devices.copy()
         for step in self._steps:
             step.take(after, owner)
@@ -95,19 +108,44 @@ class _Step:
         self._values = numpy.zeros(0, dtype=f32)
         self._after = numpy.zeros(0, dtype=numpy.intp)
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of memory that this takes."""
+        return self._values.nbytes + self._after.nbytes
+
+    def taken(self, devices: Array, owner: Array) -> Array:
+        """Returns the positions of those *devices* that a pod gets on each node."""
+        self._learn()
+        return highest(self._values[devices], owner, self._step.count)
+
     def take(self, devices: Array, owner: Array) -> None:
         """Changes the states of those *devices* that a pod gets on each node."""
-        self._learn()
-        taken = highest(self._values[devices], owner, self._step.count)
+        taken = self.taken(devices, owner)
         before = devices[taken]
-        after = self._after[before]
-        unknown = before[after == _UNKNOWN]
-        if len(unknown):
-            unknown = numpy.unique(unknown)
-            facts = self._states.columns(unknown).facts
-            self._after[unknown] = self._states.of(charged(facts, self._step))
-            after = self._after[before]
-        devices[taken] = after
+        self._charge(self._unknown(before))
+        devices[taken] = self._after[before]
+
+    def less(self, devices: Array) -> Array:
+        """Returns how much less room for each of the usual pods each of *devices* has after a pod has got it. Of many
+        that are unlike, the states after that are not kept: few of them ever come."""
+        states = self._states
+        unknown = self._unknown(devices)
+        if len(unknown) > FEW:
+            facts = charged(states.columns(devices).facts, self._step)
+            return numpy.asarray(states.room[devices] - states.room_of(facts))
+        self._charge(unknown)
+        return numpy.asarray(states.room[devices] - states.room[self._after[devices]])
+
+    def _unknown(self, devices: Array) -> Array:
+        """Returns those of *devices* of which the state is not known after a pod has got them."""
+        unknown = devices[self._after[devices] == _UNKNOWN]
+        return numpy.unique(unknown) if len(unknown) > 1 else unknown
+
+    def _charge(self, devices: Array) -> None:
+        """Finds the states of *devices* after a pod has got them."""
+        if len(devices):
+            facts = self._states.columns(devices).facts
+            self._after[devices] = self._states.of(charged(facts, self._step))
 
     def _learn(self) -> None:
         """Judges the states that are new."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,8 @@ from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.room import UsualPods, f32, node_room, sums_by_node
 from hami.scheduling.usual_pods import UsualPod, usual_pod
 from hami.state.device_states import DevicesTaken, DeviceStates
+from hami.state.distinct import DistinctRows
+from hami.state.row_lists import RowLists
 from hami.state.table import Table
 from hami.state.workload import Workload
 
@@ -27,6 +29,8 @@ PRECISION = 1e-5
 BLOCK = 512  # rows that are computed at once
 MAX_STATES = 16384  # of devices that are remembered, beside twice as many as there are devices
 MAX_LOSSES = 64 << 20  # bytes of the losses that are remembered
+MAX_DISTINCT = 64  # of these for one pod, beside as many as there are rows
+FEW = 8  # rows that are computed whether they are asked for or not
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +66,12 @@ class Rooms:
         self._numbers = numbers_in(devices)
         self._pods = UsualPods.of(self._kinds, devices)
         self.states = DeviceStates(devices, self._pods)
-        self.devices_of: dict[int, Array] = {}
+        self.devices_of = RowLists()
         """The states of the devices of each row."""
         self._seen = numpy.zeros(0, dtype=numpy.int64)
         self.devices = self.room = numpy.zeros((0, len(self._pods)), dtype=f32)
         self.total = numpy.zeros(len(self._pods))
-        self._forget_losses()
+        self._losses: OrderedDict[tuple[PodRequest, int], TakenRoom] = OrderedDict()
 
     @property
     def pods(self) -> UsualPods:
@@ -98,12 +102,7 @@ class Rooms:
         """Returns what a pod that makes *request* and requests *resources* would cost on each of *rows*; ``None`` if
         nothing is known about that."""
         taken = self._taken(request, resources, rows)
-        if taken is None:
-            return None
-        if 2 * len(rows) > len(taken):
-            end = rows.max(initial=0) + 1
-            return self._value(taken[:end])[rows]
-        return self._value(taken[rows])
+        return None if taken is None else self._value(taken, rows)
 
     def losses_beside(
         self, others: Rooms, request: PodRequest, resources: NodeResources, rows: Array
@@ -111,21 +110,25 @@ class Rooms:
         """Returns what such a pod would cost on each of the *rows* of *others*, if these nodes were in this table."""
         self.refresh()
         taken = others._taken(request, resources, rows)
-        return None if taken is None else self._value(taken[rows])
+        return None if taken is None else self._value(taken, rows)
 
-    def _taken(self, request: PodRequest, resources: NodeResources, rows: Array) -> Array | None:
+    def _taken(
+        self, request: PodRequest, resources: NodeResources, rows: Array
+    ) -> TakenRoom | None:
         """Returns the room that such a pod takes of each row from each kind of usual pods; only *rows* are current."""
         if not self._kinds:
             return None
         self.refresh()
-        losses = self._losses_of(request, resources.milli_cpu)
-        return None if losses is None else losses.of(rows[rows >= 0])
+        taken = self._taken_by(request, resources.milli_cpu)
+        if taken is not None:
+            taken.update(rows)
+        return taken
 
-    def _value(self, taken: Array) -> Array:
-        losses = taken @ self._pods.weights(self.total, self._turnover)
+    def _value(self, taken: TakenRoom, rows: Array) -> Array:
+        """Returns the value of what is *taken* of each of *rows*."""
+        losses = taken.distinct @ self._pods.weights(self.total, self._turnover)
         losses /= PRECISION
-        # rows with equal devices must be equal, however many are multiplied at once
-        return numpy.asarray(numpy.rint(losses, out=losses))
+        return numpy.asarray(numpy.rint(losses, out=losses)[taken.of_row[rows]])
 
     def refresh(self) -> None:
         """Brings the rows that have changed up to date."""
@@ -145,15 +148,21 @@ class Rooms:
         for rows in blocks(numpy.flatnonzero(changed)):
             self._update(rows)
 
-    def _new_losses(self, request: PodRequest, milli_cpu: int) -> _Losses | None:
+    def _taken_by(self, request: PodRequest, milli_cpu: int) -> TakenRoom | None:
         """Returns what is remembered for pods that make *request*; ``None`` if room says nothing about them."""
+        key = request, milli_cpu
+        if key in self._losses:
+            self._losses.move_to_end(key)
+            return self._losses[key]
         kind = usual_pod(request, NodeResources(milli_cpu))
-        return None if kind is None else _Losses(self, request, kind)
-
-    def _forget_losses(self) -> None:
-        """Begins to remember those of the most recent pods, as many as have room."""
-        count = max(1, MAX_LOSSES // max(1, self.room.nbytes))
-        self._losses_of = functools.lru_cache(count)(self._new_losses)
+        if kind is None:
+            return None
+        size = sum([taken.nbytes for taken in self._losses.values()])
+        while size > MAX_LOSSES:
+            _, oldest = self._losses.popitem(last=False)
+            size -= oldest.nbytes
+        taken = self._losses[key] = TakenRoom(self, request, kind)
+        return taken
 
     def _resize(self) -> None:
         rows = len(self._table.versions)
@@ -162,9 +171,9 @@ class Rooms:
         self._seen = grown(self._seen, rows, fill=-1)
         self.versions = grown(self.versions, rows)
         self.milli_cpu = grown(self.milli_cpu, rows)
+        self.devices_of.grow(rows)
         self.devices = grown(self.devices, rows)
         self.room = grown(self.room, rows)
-        self._forget_losses()
 
     def _update(self, rows: Array) -> None:
         table = self._table
@@ -176,7 +185,7 @@ class Rooms:
             sums[nodes] = of_nodes
         ends = numpy.searchsorted(devices.owner, numpy.arange(len(rows)), side="right").tolist()
         for row, begin, end in zip(rows.tolist(), [0, *ends], ends):
-            self.devices_of[row] = states[begin:end]
+            self.devices_of.put(row, states[begin:end])
             self.milli_cpu[row] = free_cpu(table, table.names.get(row))
         room = node_room(sums, self.milli_cpu[rows], self._pods)
         self.total += (room - self.room[rows]).sum(axis=0, dtype=float)
@@ -206,34 +215,49 @@ def blocks(rows: Array) -> Iterator[Array]:
         yield rows[start : start + BLOCK]
 
 
-class _Losses:
-    """Room of each row that pods of one *kind* take which make *request*."""
+class TakenRoom:
+    """Room of each row that pods of one *kind* take which make *request*. Of many rows, they take the same."""
 
     def __init__(self, rooms: Rooms, request: PodRequest, kind: UsualPod) -> None:
         self._rooms = rooms
         self._kind = kind
         self._devices = DevicesTaken(rooms.states, request)
-        self._taken = numpy.zeros((0, len(rooms.pods)), dtype=f32)
-        self._seen = numpy.zeros(0, dtype=numpy.int64)
+        self._start(0)
 
-    def of(self, rows: Array) -> Array:
-        """Returns what is taken of each row from each kind of usual pods; only *rows* are current."""
+    def _start(self, rows: int) -> None:
+        self._distinct = DistinctRows(len(self._rooms.pods))
+        self.of_row = numpy.zeros(rows, dtype=numpy.intp)
+        """Of each row: which of those that are distinct is taken of it."""
+        self._seen = numpy.full(rows, -1, dtype=numpy.int64)
+
+    @property
+    def distinct(self) -> Array:
+        """What is taken from each kind of usual pods (columns), each once."""
+        return self._distinct.rows
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of memory that this takes, about."""
+        return self._distinct.nbytes + self._devices.nbytes + self.of_row.nbytes + self._seen.nbytes
+
+    def update(self, rows: Array) -> None:
+        """Brings *rows* up to date."""
         versions = self._rooms.versions
-        if len(self._seen) != len(versions):
-            self._seen = grown(self._seen, len(versions), fill=-1)
-            self._taken = grown(self._taken, len(versions))
+        if len(self._seen) != len(versions) or len(self._distinct) > len(versions) + MAX_DISTINCT:
+            self._start(len(versions))
         has_changed = self._seen != versions
-        for changed in blocks(rows[has_changed[rows]]):
-            self._taken[changed] = self._taken_of(changed)
-            self._seen[changed] = versions[changed]
-        return self._taken
+        changed = numpy.flatnonzero(has_changed)
+        if len(changed) > FEW:
+            changed = rows[rows >= 0]
+            changed = changed[has_changed[changed]]
+        for block in blocks(changed):
+            self.of_row[block] = self._distinct.numbers(self._taken_of(block))
+            self._seen[block] = versions[block]
 
     def _taken_of(self, rows: Array) -> Array:
         rooms = self._rooms
-        states = [rooms.devices_of[row] for row in rows.tolist()]
-        owner = numpy.repeat(numpy.arange(len(rows)), [len(of_row) for of_row in states])
-        nodes, less = self._devices.room(numpy.concatenate(states), owner)
+        nodes, less = self._devices.room(*rooms.devices_of.of(rows))
         after = rooms.devices[rows]
         after[nodes] -= less
         milli_cpu = rooms.milli_cpu[rows] - self._kind.milli_cpu
-        return rooms.room[rows] - node_room(after, milli_cpu, rooms.pods)
+        return numpy.asarray(rooms.room[rows] - node_room(after, milli_cpu, rooms.pods))

@@ -15,7 +15,7 @@ import numpy
 from numpy.typing import NDArray
 
 from hami.model import Device
-from hami.scheduling.columns import AMOUNTS_FROM, FIELDS, DeviceColumns, firsts, grown
+from hami.scheduling.columns import AMOUNTS_FROM, FIELDS, DeviceColumns, firsts, grown, places_of
 from hami.scheduling.node_resources import NodeResources
 from hami.scheduling.placement import NodeUsage
 from hami.scheduling.quota import DeviceSizes
@@ -146,10 +146,7 @@ class NodeColumns:
 
     def of(self, rows: Array) -> DeviceColumns:
         """Returns the columns of the devices of *rows*, whose owner is the position in *rows*."""
-        lengths = self._lengths[rows]
-        owners = numpy.repeat(numpy.arange(len(rows)), lengths)
-        offsets = numpy.arange(len(owners)) - numpy.repeat(numpy.cumsum(lengths) - lengths, lengths)
-        places = numpy.repeat(self._starts[rows], lengths) + offsets
+        places, owners = places_of(self._starts[rows], self._lengths[rows])
         return self._columns(self._facts[:, places], owners, len(rows))
 
     def all(self) -> DeviceColumns:
