@@ -22,13 +22,12 @@ from numpy.typing import NDArray
 
 from hami.scheduling import columns
 from hami.scheduling.columns import DeviceColumns
+from hami.scheduling.device_needs import UNLIMITED, DeviceNeeds, inverse, offers, uses
 from hami.scheduling.usual_pods import UsualPod
-from hami.vendors.request import WHOLE
 
 Array = NDArray[Any]
 
 f32 = numpy.float32
-UNLIMITED = f32(1e6)  # pods, for an amount of which they request nothing
 HIGHEST_POWER = 3.0
 """The power of the room in the weights where as many pods end as come."""
 SLACK = 1.0, 5.0
@@ -39,56 +38,32 @@ SLACK = 1.0, 5.0
 class UsualPods:
     """The usual pods, an item for each in every array. *share*: of all pods; the sum is 1.
 
-    *several*: 1 for those with several devices, else 0. *per_core*, *per_mib*: how many of them one percent of cores and
-    one MiB are enough for. *milli_cpu*: 1 at least.
-    *without_cpu*: UNLIMITED for those that request no CPU, else 0. *most*: on one device. *accepts*: 1 for those that
-    use devices of a model, a row for each, else 0; *serves*: of a vendor and an allocation mode, beside other pods, a
-    row for each number of `_offer`.
+    *count*: of devices. *several*: 1 for those with several devices, else 0. *milli_cpu*: 1 at least. *without_cpu*:
+    UNLIMITED for those that request no CPU, else 0. *need*: which of *needs* they have.
     """
 
     count: Array
     several: Array
-    per_core: Array
-    per_mib: Array
-    memory_percent: Array
     milli_cpu: Array
     without_cpu: Array
-    most: Array
     share: Array
-    accepts: Array
-    serves: Array
+    need: Array
+    needs: DeviceNeeds
 
     @classmethod
     def of(cls, pods: Mapping[UsualPod, float], devices: DeviceColumns) -> UsualPods:
         """Returns *pods* with how often they come. *devices*: columns with the numbers of vendors and models."""
-        kinds, models = list(pods), devices.models
-        accepts = numpy.zeros((max(models.values(), default=0) + 1, len(kinds)), dtype=f32)
-        for place, kind in enumerate(kinds):
-            for model, number in models.items():
-                accepts[number, place] = kind.accepts(model)
-
-        def column(name: str) -> Array:
-            return numpy.array([getattr(kind, name) for kind in kinds], dtype=f32)
-
-        alone, whole = column("alone") > 0, column("cores") >= WHOLE
-        beside = numpy.array([numpy.ones(len(kinds), dtype=bool), ~alone, ~(alone | whole)])
-        serves = numpy.zeros((max(devices.vendors.values(), default=0) + 1, 2, 3, len(kinds)), f32)
-        for place, kind in enumerate(kinds):
-            if kind.vendor in devices.vendors:
-                number = devices.vendors[kind.vendor]
-                serves[number, int(kind.by_claims), :, place] = beside[:, place]
+        needs, need = DeviceNeeds.of(pods, devices)
+        count = numpy.array([kind.count for kind in pods], dtype=f32)
+        milli_cpu = numpy.array([kind.milli_cpu for kind in pods], dtype=f32)
         return cls(
-            count=column("count"),
-            several=(column("count") > 1).astype(f32),
-            per_core=_inverse(column("cores")),
-            per_mib=_inverse(column("memory_mib")),
-            memory_percent=column("memory_percent"),
-            milli_cpu=numpy.maximum(column("milli_cpu"), 1),
-            without_cpu=numpy.where(column("milli_cpu") > 0, f32(0), UNLIMITED),
-            most=numpy.where(alone, f32(1), UNLIMITED),
+            count=count,
+            several=(count > 1).astype(f32),
+            milli_cpu=numpy.maximum(milli_cpu, 1),
+            without_cpu=numpy.where(milli_cpu > 0, f32(0), UNLIMITED),
             share=_shares(pods.values()),
-            accepts=accepts,
-            serves=serves.reshape(6 * len(serves), len(kinds)),
+            need=need,
+            needs=needs,
         )
 
     def with_shares(self, often: Iterable[float]) -> UsualPods:
@@ -115,59 +90,46 @@ def _shares(often: Iterable[float]) -> Array:
     return numpy.asarray(share / max(share.sum(), 1e-300))
 
 
-def _inverse(amounts: Array) -> Array:
-    """Returns how many pods one unit is enough for."""
-    return numpy.where(amounts > 0, 1 / numpy.maximum(amounts, 1), UNLIMITED).astype(f32)
-
-
-def _offer(facts: Array, beside: Array | int) -> Array:
-    """Returns a number for the vendor and the allocation mode of devices, and what pods there are *beside*."""
-    return numpy.asarray(6 * facts[columns.VENDOR] + 3 * facts[columns.BY_CLAIMS] + beside)
-
-
-def _beside(facts: Array) -> Array:
-    """Returns for each device whether pods use it: 0, 1, or 2 if those that request WHOLE cores need it alone, too."""
-    in_use = facts[columns.SLOTS_USED] > 0
-    return numpy.asarray(numpy.where(facts[columns.CORES] == WHOLE, 2, 1) * in_use)
-
-
 def device_room(facts: Array, pods: UsualPods) -> Array:
-    """Returns how many pods of each kind (columns) with one device each device (rows) would take. *facts*: columns as
-    in DeviceColumns. A partitioned device takes none: columns do not tell what room it has."""
+    """Returns how many pods with one device that have each of the needs (columns) each device (rows) would take.
+    *facts*: columns as in DeviceColumns. A partitioned device takes none: columns do not tell what room it has."""
+    needs = pods.needs
     cores = facts[columns.CORES]
     free_cores = cores - facts[columns.CORES_USED]
     # a device that has no cores left serves nobody, not even those who request none
     free_cores[(cores > 0) & (free_cores == 0)] = -1
-    room = _pods_in(free_cores, pods.per_core)
+    room = _pods_in(free_cores, needs.per_core)
     free_memory = facts[columns.MEMORY] - facts[columns.MEMORY_USED]
-    numpy.minimum(room, _pods_in(free_memory, _per_mib(facts, pods)), out=room)
+    numpy.minimum(room, _pods_in(free_memory, _per_mib(facts, needs)), out=room)
     numpy.floor(room, out=room)
     slots = facts[columns.SLOTS] - facts[columns.SLOTS_USED]
     is_well = (facts[columns.HEALTHY] != 0) & (facts[columns.CORDONED] == 0)
     slots *= is_well & (facts[columns.IN_PARTS] == 0)
     numpy.minimum(room, slots.astype(f32)[:, None], out=room)
-    numpy.minimum(room, pods.most, out=room)
+    numpy.minimum(room, needs.most, out=room)
     numpy.maximum(room, 0, out=room)
-    room *= pods.serves[_offer(facts, _beside(facts))]
-    room *= pods.accepts[facts[columns.MODEL]]
+    room *= needs.serves[offers(facts, uses(facts))]
+    room *= needs.accepts[facts[columns.MODEL]]
     return room
 
 
 def accepted(facts: Array, pods: UsualPods) -> Array:
     """Returns whether pods of each kind (columns) may use each device (rows), whatever is free of it."""
-    accepts = pods.serves[_offer(facts, 0)] * pods.accepts[facts[columns.MODEL]]
-    return numpy.asarray(accepts > 0)
+    needs = pods.needs
+    accepts = needs.serves[offers(facts, 0)] * needs.accepts[facts[columns.MODEL]]
+    return numpy.asarray(accepts > 0)[:, pods.need]
 
 
 def device_share(facts: Array, pods: UsualPods) -> Array:
     """Returns the part of each device (rows) that a pod of each kind (columns) takes: the larger part of its cores and
     its memory, or a slot if it requests neither."""
-    by_cores = _part_of(facts[columns.CORES], pods.per_core)
-    by_memory = _part_of(facts[columns.MEMORY], _per_mib(facts, pods))
+    needs = pods.needs
+    by_cores = _part_of(facts[columns.CORES], needs.per_core)
+    by_memory = _part_of(facts[columns.MEMORY], _per_mib(facts, needs))
     share = numpy.maximum(by_cores, by_memory)
     slot = _part_of(facts[columns.SLOTS], numpy.ones(1))
     share = numpy.where(share > 0, share, slot)
-    return numpy.asarray(numpy.where(pods.most == 1, 1.0, numpy.minimum(share, 1.0)))
+    return numpy.where(needs.most == 1, 1.0, numpy.minimum(share, 1.0))[:, pods.need]
 
 
 def _part_of(amounts: Array, per_unit: Array) -> Array:
@@ -176,13 +138,13 @@ def _part_of(amounts: Array, per_unit: Array) -> Array:
     return numpy.where(per_unit == UNLIMITED, 0.0, units / numpy.maximum(amounts, 1)[:, None])
 
 
-def _per_mib(facts: Array, pods: UsualPods) -> Array:
+def _per_mib(facts: Array, needs: DeviceNeeds) -> Array:
     """Returns how many pods of each kind one MiB of each device is enough for; one row for devices of one size."""
     sizes = facts[columns.MEMORY]
     if (sizes == sizes[:1]).all():
         sizes = sizes[:1]
-    percent = numpy.floor(sizes.astype(f32)[:, None] * pods.memory_percent / 100)
-    return numpy.where(pods.memory_percent > 0, _inverse(percent), pods.per_mib)
+    percent = numpy.floor(sizes.astype(f32)[:, None] * needs.memory_percent / 100)
+    return numpy.where(needs.memory_percent > 0, inverse(percent), needs.per_mib)
 
 
 def _pods_in(free: Array, per_unit: Array) -> Array:
@@ -199,7 +161,8 @@ def _rounded(free: Array) -> Array:
 def node_room(devices: Array, milli_cpu: Array, pods: UsualPods) -> Array:
     """Returns how many pods of each kind (columns) nodes (rows) would take. *devices*: the sums of `device_room` over
     their devices. *milli_cpu*: their free CPU."""
-    by_devices = devices / pods.count
+    by_devices = devices.take(pods.need, axis=1)
+    by_devices /= pods.count
     partial = _partial(by_devices, pods)
     numpy.floor(by_devices, out=by_devices)
     numpy.maximum(by_devices, partial, out=by_devices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -16,6 +17,7 @@ Array = NDArray[Any]
 
 f32 = numpy.float32
 UNFIT = f32(-numpy.inf)
+FEW = 32  # values among which the highest are found one by one
 
 
 def device_values(devices: DeviceColumns, step: Request, request: PodRequest) -> Array:
@@ -43,6 +45,8 @@ def charged(facts: Array, step: Request) -> Array:
 
 def highest(values: Array, owner: Array, count: int) -> Array:
     """Returns the positions of the *count* highest *values* of each owner. Those that are UNFIT do not count."""
+    if len(values) <= FEW:
+        return _highest_of_few(values.tolist(), owner.tolist(), count)
     chosen = numpy.flatnonzero(values != UNFIT)
     values, owner = values[chosen], owner[chosen]
     if count == 1 and len(chosen):
@@ -52,6 +56,21 @@ def highest(values: Array, owner: Array, count: int) -> Array:
     owner = owner[order]
     place = numpy.arange(len(order)) - numpy.searchsorted(owner, owner)
     return numpy.asarray(chosen[order[place < count]])
+
+
+def _highest_of_few(values: Sequence[float], owner: Sequence[int], count: int) -> Array:
+    """Does the same without arrays, which cost more than a few values do."""
+    fitting = [place for place, value in enumerate(values) if value != UNFIT]
+    fitting.sort(key=lambda place: (owner[place], -values[place], -place))
+    taken: list[int] = []
+    places, current = 0, -1
+    for place in fitting:
+        if owner[place] != current:
+            places, current = 0, owner[place]
+        if places < count:
+            taken.append(place)
+            places += 1
+    return numpy.array(taken, dtype=numpy.intp)
 
 
 def _best(values: Array, owner: Array) -> Array:

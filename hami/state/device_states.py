@@ -35,8 +35,8 @@ class DeviceStates:
         self._pods = pods
         self._numbers: dict[bytes, int] = {}
         self._facts = numpy.zeros((len(FIELDS), 0), dtype=numpy.int64)
-        self.room = numpy.zeros((0, len(pods)), dtype=f32)
-        """The `device_room` of a device in each state, for each of the usual pods."""
+        self.room = numpy.zeros((0, len(pods.needs)), dtype=f32)
+        """The `device_room` of a device in each state, for each need of the usual pods."""
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -58,7 +58,7 @@ class DeviceStates:
         return replace(self._like, facts=facts, owner=numpy.arange(count), nodes=count)
 
     def room_of(self, facts: Array) -> Array:
-        """Returns the `device_room` of devices with these *facts*, for each of the usual pods."""
+        """Returns the `device_room` of devices with these *facts*, for each need of the usual pods."""
         return device_room(facts, self._pods)
 
     def _add(self, facts: Array, first: int) -> None:
@@ -84,8 +84,8 @@ class DevicesTaken:
         return sum([step.nbytes for step in self._steps])
 
     def room(self, devices: Array, owner: Array) -> tuple[Array, Array]:
-        """Returns the nodes of which the pod takes devices, and how much less room for each of the usual pods these
-        have then. *devices*: their states, side by side for each *owner*."""
+        """Returns the nodes of which the pod takes devices, and how much less room for each need of the usual pods
+        these have then. *devices*: their states, side by side for each *owner*."""
         if len(self._steps) == 1:
             taken = self._steps[0].taken(devices, owner)
             return sums_by_node(self._steps[0].less(devices[taken]), owner[taken])
@@ -126,8 +126,8 @@ class _Step:
         devices[taken] = self._after[before]
 
     def less(self, devices: Array) -> Array:
-        """Returns how much less room for each of the usual pods each of *devices* has after a pod has got it. Of many
-        that are unlike, the states after that are not kept: few of them ever come."""
+        """Returns how much less room for each need of the usual pods each of *devices* has after a pod has got it. Of
+        many that are unlike, the states after that are not kept: few of them ever come."""
         states = self._states
         unknown = self._unknown(devices)
         if len(unknown) > FEW:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,8 +27,9 @@ PRECISION = 1e-5
 """Differences of losses that are smaller do not count."""
 BLOCK = 512  # rows that are computed at once
 MAX_STATES = 16384  # of devices that are remembered, beside twice as many as there are devices
-MAX_LOSSES = 64 << 20  # bytes of the losses that are remembered
-MAX_DISTINCT = 64  # of these for one pod, beside as many as there are rows
+MAX_TAKEN = 64 << 20  # bytes of the room that pods take, as far as it is remembered
+MAX_PODS = 256  # for which that is remembered
+MAX_DISTINCT = 64  # rows of these for one pod, beside as many as there are nodes
 FEW = 8  # rows that are computed whether they are asked for or not
 
 
@@ -69,9 +69,10 @@ class Rooms:
         self.devices_of = RowLists()
         """The states of the devices of each row."""
         self._seen = numpy.zeros(0, dtype=numpy.int64)
-        self.devices = self.room = numpy.zeros((0, len(self._pods)), dtype=f32)
+        self.devices = numpy.zeros((0, len(self._pods.needs)), dtype=f32)
+        self.room = numpy.zeros((0, len(self._pods)), dtype=f32)
         self.total = numpy.zeros(len(self._pods))
-        self._losses: OrderedDict[tuple[PodRequest, int], TakenRoom] = OrderedDict()
+        self._taken_by = RecentLosses(self)
 
     @property
     def pods(self) -> UsualPods:
@@ -114,17 +115,17 @@ class Rooms:
 
     def _taken(
         self, request: PodRequest, resources: NodeResources, rows: Array
-    ) -> TakenRoom | None:
+    ) -> RoomLosses | None:
         """Returns the room that such a pod takes of each row from each kind of usual pods; only *rows* are current."""
         if not self._kinds:
             return None
         self.refresh()
-        taken = self._taken_by(request, resources.milli_cpu)
+        taken = self._taken_by.pods(request, resources.milli_cpu)
         if taken is not None:
             taken.update(rows)
         return taken
 
-    def _value(self, taken: TakenRoom, rows: Array) -> Array:
+    def _value(self, taken: RoomLosses, rows: Array) -> Array:
         """Returns the value of what is *taken* of each of *rows*."""
         losses = taken.distinct @ self._pods.weights(self.total, self._turnover)
         losses /= PRECISION
@@ -148,22 +149,6 @@ class Rooms:
         for rows in blocks(numpy.flatnonzero(changed)):
             self._update(rows)
 
-    def _taken_by(self, request: PodRequest, milli_cpu: int) -> TakenRoom | None:
-        """Returns what is remembered for pods that make *request*; ``None`` if room says nothing about them."""
-        key = request, milli_cpu
-        if key in self._losses:
-            self._losses.move_to_end(key)
-            return self._losses[key]
-        kind = usual_pod(request, NodeResources(milli_cpu))
-        if kind is None:
-            return None
-        size = sum([taken.nbytes for taken in self._losses.values()])
-        while size > MAX_LOSSES:
-            _, oldest = self._losses.popitem(last=False)
-            size -= oldest.nbytes
-        taken = self._losses[key] = TakenRoom(self, request, kind)
-        return taken
-
     def _resize(self) -> None:
         rows = len(self._table.versions)
         if len(self._seen) == rows:
@@ -177,21 +162,32 @@ class Rooms:
 
     def _update(self, rows: Array) -> None:
         table = self._table
-        devices = table.columns.of(rows)
-        states = self.states.of(devices.facts)
-        sums = numpy.zeros((len(rows), len(self._pods)), dtype=f32)
-        if len(states):
-            nodes, of_nodes = sums_by_node(self.states.room[states], devices.owner)
-            sums[nodes] = of_nodes
-        ends = numpy.searchsorted(devices.owner, numpy.arange(len(rows)), side="right").tolist()
-        for row, begin, end in zip(rows.tolist(), [0, *ends], ends):
-            self.devices_of.put(row, states[begin:end])
+        sums = numpy.zeros((len(rows), len(self._pods.needs)), dtype=f32)
+        if len(rows) <= FEW:
+            for place, row in enumerate(rows.tolist()):
+                states = self.states.of(table.columns.facts_of(row))
+                self.devices_of.put(row, states)
+                numpy.add.reduce(self.states.room[states], out=sums[place])
+        else:
+            self._update_states(rows, sums)
+        for row in rows.tolist():
             self.milli_cpu[row] = free_cpu(table, table.names.get(row))
         room = node_room(sums, self.milli_cpu[rows], self._pods)
         self.total += (room - self.room[rows]).sum(axis=0, dtype=float)
         self.devices[rows], self.room[rows] = sums, room
         self.versions[rows] += 1
         self._seen[rows] = table.versions[rows]
+
+    def _update_states(self, rows: Array, sums: Array) -> None:
+        """Sets the states of the devices of *rows*, and the *sums* of their room."""
+        devices = self._table.columns.of(rows)
+        states = self.states.of(devices.facts)
+        if len(states):
+            nodes, of_nodes = sums_by_node(self.states.room[states], devices.owner)
+            sums[nodes] = of_nodes
+        ends = numpy.searchsorted(devices.owner, numpy.arange(len(rows)), side="right").tolist()
+        for row, begin, end in zip(rows.tolist(), [0, *ends], ends):
+            self.devices_of.put(row, states[begin:end])
 
 
 def numbers_in(devices: DeviceColumns) -> tuple[dict[str, int], ...]:
@@ -215,30 +211,62 @@ def blocks(rows: Array) -> Iterator[Array]:
         yield rows[start : start + BLOCK]
 
 
-class TakenRoom:
+class RecentLosses:
+    """Room of *rooms* that pods take, for those that came last."""
+
+    def __init__(self, rooms: Rooms) -> None:
+        self._rooms = rooms
+        self._of: dict[tuple[PodRequest, int], RoomLosses] = {}
+        self._uses = 0
+
+    def pods(self, request: PodRequest, milli_cpu: int) -> RoomLosses | None:
+        """Returns the room that pods take which make *request* and request *milli_cpu*; ``None`` if room says nothing
+        about them."""
+        key = request, milli_cpu
+        taken = self._of.get(key)
+        if taken is None:
+            kind = usual_pod(request, NodeResources(milli_cpu))
+            if kind is None:
+                return None
+            self._make_room()
+            taken = self._of[key] = RoomLosses(self._rooms, request, kind)
+        self._uses += 1
+        taken.used = self._uses
+        return taken
+
+    def _make_room(self) -> None:
+        """Forgets what has not been used for the longest time, until there is room for more."""
+        size = sum([taken.size for taken in self._of.values()])
+        for key in sorted(self._of, key=lambda key: self._of[key].used):
+            if size <= MAX_TAKEN and len(self._of) < MAX_PODS:
+                return
+            size -= self._of.pop(key).size
+
+
+class RoomLosses:
     """Room of each row that pods of one *kind* take which make *request*. Of many rows, they take the same."""
 
     def __init__(self, rooms: Rooms, request: PodRequest, kind: UsualPod) -> None:
         self._rooms = rooms
         self._kind = kind
         self._devices = DevicesTaken(rooms.states, request)
+        self.size = 0
+        """The bytes of memory that this takes, about."""
+        self.used = 0
+        """When this was used last; what is used later has a greater number."""
         self._start(0)
 
     def _start(self, rows: int) -> None:
         self._distinct = DistinctRows(len(self._rooms.pods))
         self.of_row = numpy.zeros(rows, dtype=numpy.intp)
         """Of each row: which of those that are distinct is taken of it."""
-        self._seen = numpy.full(rows, -1, dtype=numpy.int64)
+        is_empty = self._rooms.devices_of.lengths[:rows] == 0  # nothing is taken there
+        self._seen = numpy.where(is_empty, self._rooms.versions[:rows], -1)
 
     @property
     def distinct(self) -> Array:
-        """What is taken from each kind of usual pods (columns), each once."""
+        """Room that is taken from each kind of usual pods (columns), each row once."""
         return self._distinct.rows
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of memory that this takes, about."""
-        return self._distinct.nbytes + self._devices.nbytes + self.of_row.nbytes + self._seen.nbytes
 
     def update(self, rows: Array) -> None:
         """Brings *rows* up to date."""
@@ -253,6 +281,9 @@ class TakenRoom:
         for block in blocks(changed):
             self.of_row[block] = self._distinct.numbers(self._taken_of(block))
             self._seen[block] = versions[block]
+        if len(changed) > FEW:
+            arrays = self.of_row.nbytes + self._seen.nbytes
+            self.size = self._distinct.nbytes + self._devices.nbytes + arrays
 
     def _taken_of(self, rows: Array) -> Array:
         rooms = self._rooms

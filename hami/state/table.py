@@ -149,6 +149,11 @@ class NodeColumns:
         places, owners = places_of(self._starts[rows], self._lengths[rows])
         return self._columns(self._facts[:, places], owners, len(rows))
 
+    def facts_of(self, row: int) -> Array:
+        """Returns the facts of the devices of *row*, as in DeviceColumns. It costs no copy."""
+        start = self._starts[row]
+        return self._facts[:, start : start + self._lengths[row]]
+
     def all(self) -> DeviceColumns:
         """Returns the columns of all devices, whose owner is the row. It costs no copy."""
         return self._columns(

@@ -93,11 +93,12 @@ class Cluster(Mirror):
 @given(seed=integers(0, 2**32))
 def test_what_is_remembered_is_what_is_computed_anew(seed):
     rng = random.Random(seed)
-    nodes = Cluster([f"n{number}" for number in range(6)])
+    few = rng.random() < 0.7
+    nodes = Cluster([f"n{number}" for number in range(6 if few else 20)])
     request = some_pod_request(rng, containers=2)
     resources = NodeResources(rng.randrange(2000))
-    for _ in range(8):
-        for _ in range(rng.randrange(1, 6)):
+    for _ in range(8 if few else 3):
+        for _ in range(rng.randrange(1, 6 if few else 60)):
             nodes.change(rng)
         nodes.table.refresh()
         fresh, table = nodes.fresh_rooms()
@@ -215,3 +216,35 @@ def test_states_of_devices_are_not_remembered_for_ever(monkeypatch):
         assert rooms.losses(request, NodeResources(), numpy.array([0])).tolist() == [0.0]
         assert rooms.total.tolist() == [3.0]
         assert len(rooms.states) <= 4 + 2 * 2 + 4  # two devices, each before and after
+
+
+def losses_of(rooms, *requests):
+    rows = numpy.arange(2)
+    return [rooms.losses(request, NodeResources(), rows).tolist() for request in requests]
+
+
+@pytest.mark.parametrize("limit", ["MAX_PODS", "MAX_TAKEN", "MAX_DISTINCT"])
+def test_what_is_not_remembered_is_computed_again(monkeypatch, limit):
+    monkeypatch.setattr(f"hami.state.rooms.{limit}", 1 if limit == "MAX_PODS" else -64)
+    kinds = {UsualPod("NVIDIA", 1, 50): 1.0, UsualPod("NVIDIA", 2, 100): 1.0}
+    nodes = dict(n1=usages("a", "b"), n2=usages("c"))
+    table, _, rooms = rooms_of(kinds, **nodes)
+    requests = [pod_request(gpus(1, 1000, cores)) for cores in (10, 60, 100)]
+    for used in range(1, 60, 7):
+        table.bookings.put(booking("p", "n1", charge("a", 1, 1000, used)))
+        fresh_table, _, fresh = rooms_of(kinds, **nodes)
+        fresh_table.bookings.put(booking("p", "n1", charge("a", 1, 1000, used)))
+        assert losses_of(rooms, *requests) == losses_of(fresh, *requests)
+
+
+def test_a_new_request_leaves_no_states_of_devices_that_never_come():
+    nodes = {f"n{number}": usages(f"GPU-{number}") for number in range(64)}
+    table, _, rooms = rooms_of({UsualPod("NVIDIA", 1, 50): 1.0}, **nodes)
+    for number in range(64):
+        table.bookings.put(
+            booking(f"p{number}", f"n{number}", charge(f"GPU-{number}", 1, 100 + number, 10))
+        )
+    rows = numpy.arange(64)
+    for memory in range(1000, 1020):
+        rooms.losses(pod_request(gpus(1, memory, 10)), NodeResources(), rows)
+    assert len(rooms.states) == 64
