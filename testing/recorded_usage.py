@@ -6,8 +6,6 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-import yaml
-
 from hami.codec.usage_objects import CURRENT, parse_current
 from hami.codec.usage_sums import UsageSums
 from testing.cluster import MANIFESTS
@@ -15,6 +13,7 @@ from testing.eventually import eventually
 from testing.kube import ApiError, Kube
 from testing.pods import pod
 from testing.sandbox import Sandbox
+from testing.yaml_text import read_documents
 
 __all__ = ["FLAGS", "NAMESPACE", "recorded", "rights_to_record", "tick"]
 
@@ -30,7 +29,7 @@ RIGHTS = (
 def rights_to_record(kube: Kube) -> Iterator[None]:
     """Makes the namespace of the records, and the rights, for a while."""
     for file in RIGHTS:
-        for item in yaml.safe_load_all(file.read_text()):
+        for item in read_documents(file.read_text()):
             kube.apply(item)
     yield
     kube.delete("Namespace", NAMESPACE)
