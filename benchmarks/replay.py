@@ -10,10 +10,12 @@ from pathlib import Path
 
 from benchmarks.processes import Run
 from benchmarks.rows import Row
+from hami.cli.client import YOUNG_OBJECTS
 from hami.inspect.read_recording import read_recording
 from hami.inspect.segments import segments_at
 from hami.inspect.twin import Changes
 from hami.inspect.twin_report import TwinReport, make_twin_report
+from hami.runtime.interpreter import collect_rarely
 from testing.recordings import record_week
 
 __all__ = ["replay_rows"]
@@ -30,6 +32,7 @@ CASES = (
 
 def replay_rows(run: Run) -> Iterator[Row]:
     """Yields rows for the replay of a week of PODS pods."""
+    collect_rarely(YOUNG_OBJECTS)
     run.say(f"replay: recording {PODS:,} pods on {NODES} nodes")
     with tempfile.TemporaryDirectory() as folder:
         record_week(Path(folder), PODS, NODES, random.Random(1))

@@ -347,7 +347,9 @@ class Budget:
     @property
     def is_unlimited(self) -> bool:
         """Reports whether there is no limit."""
-        return self == Budget()
+        if self.memory_mib is not None or self.cores is not None:
+            return False
+        return self.devices is None
 
     def covers(self, memory_mib: int, cores: int, devices: int = 0) -> bool:
         """Reports whether the amounts are within the budget."""

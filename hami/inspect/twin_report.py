@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 
 from hami.codec.times import render_time
 from hami.inspect.read_recording import NodeSeen, Recording
@@ -12,9 +13,11 @@ from hami.inspect.tables import Column, OutputRecord, Style, render_rows
 from hami.inspect.twin import Changes, Progress, Tally, replay_changed
 from hami.inspect.twin_record import Comparison, replay_recorded
 from hami.plurals import counted
+from hami.runtime.beside import Beside
 
 EARLIEST = 1_000_000_000  # times of traces begin with 0
 LATEST = 253_402_300_799  # Unix seconds, in the year 9999
+MANY_PODS = 1_000  # of which both halves of a report are computed at once
 
 
 class WaitRow(OutputRecord, frozen=True):
@@ -90,8 +93,7 @@ def make_twin_report(recording: Recording, changes: Changes, progress: Progress)
     compares = recording.has_places
     if changes != Changes():
         compares = False
-    replayed = replay_changed(recording, changes, progress)
-    recorded, comparison = replay_recorded(recording, progress, compares=compares)
+    replayed, (recorded, comparison) = _replay_both(recording, changes, progress, compares)
     nodes: set[str] = set()
     for event in recording.events:
         if isinstance(event, NodeSeen):
@@ -111,6 +113,22 @@ def make_twin_report(recording: Recording, changes: Changes, progress: Progress)
         comparison=compared,
         notes=tuple(recording.notes),
     )
+
+
+def _replay_both(
+    recording: Recording, changes: Changes, progress: Progress, compares: bool
+) -> tuple[Tally, tuple[Tally, Comparison]]:
+    """Returns what would have happened, and what happened. Where both decide about many pods, they do at once."""
+    if not compares or recording.pods < MANY_PODS:
+        replayed = replay_changed(recording, changes, progress)
+        return replayed, replay_recorded(recording, progress, compares=compares)
+    beside = Beside(partial(replay_recorded, recording, _ignore, compares=True))
+    replayed = replay_changed(recording, changes, progress)
+    return replayed, beside.result()
+
+
+def _ignore(what: str, part: float) -> None:
+    """Shows no progress: that of the other half is shown."""
 
 
 def _outcome(tally: Tally, *, has_places: bool = True) -> TwinOutcome:

@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 from hami.model import ContainerKind, DeviceUsage, Reason, Request, Selector, Share, Unfit
-from hami.scheduling.order import device_score, in_order_of_trying
+from hami.scheduling.order import device_scores, in_order_of_trying
 from hami.scheduling.topology import best_linked
 from hami.scheduling.usage import peak_charges, total_charge
 from hami.vendors.request import WHOLE
@@ -17,7 +17,6 @@ from hami.vendors.shares import common_share
 from hami.vendors.spec import (
     Candidate,
     FitContext,
-    PartitionRule,
     Rule,
     SelectDevices,
 )
@@ -37,7 +36,7 @@ def fit(request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
         allows_repeats = decision.allows_repeats
         if allows_repeats is None or not any(map(allows_repeats, usages)):
             return Unfit.too_few_devices(len(usages))
-    scores = [device_score(usage, request, context.weights) for usage in usages]
+    scores = device_scores(usages, request, context.weights)
     ordered = in_order_of_trying(usages, context.policy, scores)
     if decision.select_devices is not None:
         return _selected(decision.select_devices, ordered, request, context)
@@ -48,20 +47,34 @@ def fit(request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
 
 def objection(candidate: Candidate) -> Reason | None:
     """Returns the reason of the first of the vendor's rules that *candidate* fails."""
-    for rule in candidate.context.vendor.decision.rules:
-        if isinstance(rule, Rule):
-            reason, fails = _RULES[rule]
-            if fails(candidate):
-                return reason
+    return _objection(candidate, _checks(candidate.request, candidate.context))
+
+
+_Check = tuple[Reason | None, Callable[[Candidate], object]]
+"""A reason with a function that reports whether a candidate fails; without a reason, the function returns that."""
+
+
+def _checks(request: Request, context: FitContext) -> list[_Check]:
+    """Returns the vendor's rules, in their order, but those that all devices pass."""
+    checks: list[_Check] = []
+    for rule in context.vendor.decision.rules:
+        if not isinstance(rule, Rule):
+            checks.append((None, rule))
             continue
-        if not isinstance(rule, PartitionRule):
-            objected = rule(candidate)
-        elif candidate.device.is_partitioned or candidate.usage.partitions:
-            objected = rule.check(candidate)
-        else:
-            continue
-        if objected is not None:
-            return objected
+        may_fail = _MAY_FAIL.get(rule)
+        if may_fail is None or may_fail(request, context):
+            checks.append(_RULES[rule])
+    return checks
+
+
+def _objection(candidate: Candidate, checks: Sequence[_Check]) -> Reason | None:
+    """Returns the reason of the first of *checks* that *candidate* fails."""
+    for reason, check in checks:
+        result = check(candidate)
+        if isinstance(result, Reason):
+            return result
+        if result:
+            return reason
     return None
 
 
@@ -94,11 +107,12 @@ def _first_that_fit(
         Counter[Reason](),
         context.vendor.decision.allows_repeats,
     )
+    checks = _checks(request, context)
     for group in _by_numa(ordered, context):
         dropped, picks = picks, []
         for usage in group:
             candidate = Candidate(usage, request, context, picks)
-            while (reason := objection(candidate)) is None:
+            while (reason := _objection(candidate, checks)) is None:
                 picks.append(_share(candidate))
                 if len(picks) == request.count:
                     return tuple(picks)
@@ -246,6 +260,26 @@ def _is_another(candidate: Candidate) -> bool:
     return False
 
 
+def _selects_types(request: Request, context: FitContext) -> bool:
+    selector = context.selector
+    return (selector.use_types, selector.nouse_types, selector.mode) != (None, None, None)
+
+
+def _selects_uuids(request: Request, context: FitContext) -> bool:
+    selector = context.selector
+    return (selector.use_uuids, selector.nouse_uuids) != (None, None)
+
+
+_MAY_FAIL: dict[Rule, Callable[[Request, FitContext], bool]] = {
+    Rule.TYPE: _selects_types,
+    Rule.UUID: _selects_uuids,
+    Rule.MUTEX: lambda request, context: context.policy.mutex,
+    Rule.QUOTA: lambda request, context: not context.budget.is_unlimited,
+    Rule.EXCLUSIVE: lambda request, context: request.cores >= WHOLE,
+    Rule.FULL: lambda request, context: not request.cores,
+}
+"""When a device may fail a rule; always, if the rule is not here."""
+
 _Fails = Callable[[Candidate], bool]
 
 _RULES: dict[Rule, tuple[Reason, _Fails]] = {
@@ -253,13 +287,13 @@ _RULES: dict[Rule, tuple[Reason, _Fails]] = {
         Reason.ALLOCATION_MODE,
         lambda candidate: candidate.usage.device.by_claims is not candidate.context.by_claims,
     ),
-    Rule.HEALTH: (Reason.UNHEALTHY, lambda candidate: not candidate.device.healthy),
-    Rule.CORDON: (Reason.CORDONED, lambda candidate: candidate.device.cordoned),
+    Rule.HEALTH: (Reason.UNHEALTHY, lambda candidate: not candidate.usage.device.healthy),
+    Rule.CORDON: (Reason.CORDONED, lambda candidate: candidate.usage.device.cordoned),
     Rule.TYPE: (Reason.TYPE_MISMATCH, _is_other_type),
     Rule.UUID: (Reason.UUID_MISMATCH, _is_other_uuid),
     Rule.SLOTS: (
         Reason.NO_SLOT,
-        lambda candidate: candidate.usage.slots_used >= candidate.device.slots,
+        lambda candidate: candidate.usage.slots_used >= candidate.usage.device.slots,
     ),
     Rule.MUTEX: (
         Reason.NOT_ALONE,

@@ -2,57 +2,85 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 
 import numpy
+from numpy.typing import NDArray
 
 from hami.model import Device, DevicePolicy, DeviceUsage, OrderKey, Request, Weights
 
 f32 = numpy.float32
 
 
-def device_score(usage: DeviceUsage, request: Request, weights: Weights) -> float:
-    """Returns how full *usage* is with *request* included, from 0 to 10 for each unit of weight.
+def device_scores(usages: Sequence[DeviceUsage], request: Request, weights: Weights) -> list[float]:
+    """Returns how full each of *usages* is with *request* included, from 0 to 10 for each unit of weight.
 
-    A request counts as one slot, for any number of devices. Single precision, rounded after each step, as upstream.
+    A request counts as one slot, for any number of devices. Single precision, rounded after each step, as upstream; of
+    all devices at once, since numbers of single precision are slow one by one.
     Source: HAMi v2.10, pkg/scheduler/policy/gpu_policy.go, ComputeScore, with the request counted (#2870).
     """
-    device = usage.device
-    if not device.slots or not device.cores or not device.memory_mib:
-        return 0.0
-    slots, cores = usage.slots_used + 1, usage.cores_used + request.cores
-    memory = usage.memory_used_mib + _memory_for_score(request, device)
-    return float(
-        f32(10)
-        * (
-            f32(weights.slot) * (f32(slots) / f32(device.slots))
-            + f32(weights.core) * (f32(cores) / f32(device.cores))
-            + f32(weights.memory) * (f32(memory) / f32(device.memory_mib))
+    amounts = []
+    for usage in usages:
+        device = usage.device
+        memory = usage.memory_used_mib + _memory_for_score(request, device)
+        amounts.append(
+            (
+                usage.slots_used + 1,
+                usage.cores_used + request.cores,
+                memory,
+                device.slots,
+                device.cores,
+                device.memory_mib,
+            )
         )
-    )
+    columns = numpy.array(amounts, dtype=f32).reshape(-1, 6).T
+    used, totals = columns[:3], columns[3:]
+    slots, cores, memories = _weights(weights) * (used / numpy.maximum(totals, 1))
+    scores = f32(10) * (slots + cores + memories)
+    scores[~totals.all(axis=0)] = 0
+    result: list[float] = scores.tolist()
+    return result
+
+
+def _weights(weights: Weights) -> NDArray[f32]:
+    return numpy.array([[weights.slot], [weights.core], [weights.memory]], dtype=f32)
 
 
 def in_order_of_trying(
     usages: Sequence[DeviceUsage], policy: DevicePolicy, scores: Sequence[float]
 ) -> list[DeviceUsage]:
     """Returns *usages*, those with the greatest keys of *policy* first; among equals, the one registered last."""
-    keys = [_KEYS[key] for key in policy.order]
-    order = sorted(
-        reversed(range(len(usages))),
-        reverse=True,
-        key=lambda i: tuple(key(usages[i], scores[i]) for key in keys),
-    )
-    return [usages[i] for i in order]
+    columns = []
+    for key in policy.order:
+        columns.append(_column(key, usages, scores))
+    keys = list(zip(*columns, range(len(usages)), strict=True))
+    keys.sort(reverse=True)
+    return [usages[key[-1]] for key in keys]
 
 
-_KEYS: dict[OrderKey, Callable[[DeviceUsage, float], float]] = {
-    OrderKey.SCORE: lambda usage, score: score,
-    OrderKey.SCORE_DESCENDING: lambda usage, score: -score,
-    OrderKey.NUMA: lambda usage, score: usage.device.numa,
-    OrderKey.NUMA_DESCENDING: lambda usage, score: -usage.device.numa,
-    OrderKey.USED_DESCENDING: lambda usage, score: -usage.slots_used,
-    OrderKey.INDEX: lambda usage, score: usage.device.index,
+def _column(
+    key: OrderKey, usages: Sequence[DeviceUsage], scores: Sequence[float]
+) -> Sequence[float]:
+    """Returns the values of *key* for *usages*."""
+    attribute, sign = _KEYS[key]
+    values = scores
+    if attribute is not None:
+        values = list(map(attribute, usages))
+    if sign > 0:
+        return values
+    return list(map(operator.neg, values))
+
+
+_KEYS: dict[OrderKey, tuple[Callable[[DeviceUsage], float] | None, int]] = {
+    OrderKey.SCORE: (None, 1),
+    OrderKey.SCORE_DESCENDING: (None, -1),
+    OrderKey.NUMA: (operator.attrgetter("device.numa"), 1),
+    OrderKey.NUMA_DESCENDING: (operator.attrgetter("device.numa"), -1),
+    OrderKey.USED_DESCENDING: (operator.attrgetter("slots_used"), -1),
+    OrderKey.INDEX: (operator.attrgetter("device.index"), 1),
 }
+"""An attribute of usages, otherwise the score, and 1, or -1 where the lowest is the greatest."""
 
 
 def _memory_for_score(request: Request, device: Device) -> int:

@@ -95,7 +95,7 @@ def _sign(policy: DevicePolicy) -> int:
 
 
 def _fullness(facts: Array, request: Request, weights: Weights) -> Array:
-    """Returns the score of each device, as `hami.scheduling.order.device_score`."""
+    """Returns the score of each device, as `hami.scheduling.order.device_scores`."""
     memory: Array | int = request.memory_mib
     if request.memory_percent:
         memory = facts[columns.MEMORY] * request.memory_percent // 100

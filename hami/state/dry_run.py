@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from itertools import chain
+from typing import Any
+
+from numpy.typing import NDArray
 
 from hami.model import Allocation, Pod, Unfit
 from hami.scheduling.node_order import NodeOrder, node_order_of, weights
@@ -22,24 +25,36 @@ from hami.state.table import Table
 from hami.state.verdicts import vendor_score
 from hami.state.view import View, left_of
 
+Array = NDArray[Any]
+
 
 def choose(view: View, pod: Pod, names: Sequence[str]) -> Choice | None:
     """Returns the choice among the nodes *names*; ``None`` if none fits, or *pod* requests no device."""
+    if not view.overlay:
+        return choose_from(view, pod, view.verdicts.rows(names))
     request = view.request_of(pod)
     if request is None:
         return None
     order = node_order_of(pod, view.facts.policies.node)
     quota = _check_quota(view, pod, request)
-    changed: list[str] = []
-    if view.overlay:
-        changed = [name for name in names if name in view.overlay]
-        names = [name for name in names if name not in view.overlay]
+    changed = [name for name in names if name in view.overlay]
+    names = [name for name in names if name not in view.overlay]
     choice = None
     if names:
         choice = view.verdicts.choose(request, view.verdicts.rows(names), order, quota)
     if changed:
         return _better(view, choice, changed, request, order, quota)
     return choice
+
+
+def choose_from(view: View, pod: Pod, rows: Array) -> Choice | None:
+    """Returns the choice among *rows* of the table; ``None`` if none fits, or *pod* requests no device. No node of
+    *view* differs from the table."""
+    request = view.request_of(pod)
+    if request is None or not len(rows):
+        return None
+    order = node_order_of(pod, view.facts.policies.node)
+    return view.verdicts.choose(request, rows, order, _check_quota(view, pod, request))
 
 
 def refuse(view: View, pod: Pod, names: Sequence[str]) -> Refusal | None:

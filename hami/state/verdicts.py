@@ -32,10 +32,9 @@ Array = NDArray[Any]
 
 # the state of a node; a node with a state up to FITS is a candidate
 UNKNOWN, POSSIBLE, FITS, UNFIT, EXCLUDED = range(5)
-# evaluate all candidates up to this number, so that the event can name each with its score
-EVALUATE_ALL = 16
+EVALUATE_ALL = 16  # candidates
 MAX_REQUESTS = 64  # requests whose verdicts are remembered
-FEW = 8  # nodes that are evaluated without columns first
+FEW = 1  # nodes that are evaluated without columns first
 MAX_PREFERENCES = 64  # preferred node affinities whose weights are remembered
 # excluded nodes that are evaluated for their reasons, if columns do not tell them exactly
 MAX_EXACT = 64
@@ -43,13 +42,21 @@ NO_QUOTA = QuotaCheck()
 
 
 class Verdicts:
-    """Verdicts on the nodes of *table*, for the most recent requests."""
+    """Verdicts on the nodes of *table*, for the most recent requests.
+
+    *evaluate_all*: all candidates up to this number are evaluated, so that an event can name each with its score.
+    """
 
     def __init__(
-        self, table: Table, rooms: Rooms | None = None, max_requests: int = MAX_REQUESTS
+        self,
+        table: Table,
+        rooms: Rooms | None = None,
+        max_requests: int = MAX_REQUESTS,
+        evaluate_all: int = EVALUATE_ALL,
     ) -> None:
         self._table = table
         self._rooms = rooms
+        self._evaluate_all = evaluate_all
         self._of = functools.lru_cache(max_requests)(functools.partial(_RequestVerdicts, table))
         self._closest = functools.lru_cache(max_requests)(functools.partial(ClosestNodes, table))
         self._weights = functools.lru_cache(MAX_PREFERENCES)(functools.partial(_weights, table))
@@ -83,7 +90,7 @@ class Verdicts:
         if verdicts.has_scores:
             preferred = self._weights(order.preferences, table.label_changes)[candidates]
             return verdicts.choose_by_vendor_scores(candidates, preferred, offered, order, quota)
-        evaluate_all = len(candidates) <= EVALUATE_ALL
+        evaluate_all = len(candidates) <= self._evaluate_all
 
         chosen: tuple[str, Allocation] | None = None
         fitting: list[tuple[str, float]] = []

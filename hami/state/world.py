@@ -5,14 +5,10 @@ Tables, verdicts, the room for the usual pods and how these are learnt are the s
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-import numpy
-
 from hami.model import Device, Pod
-from hami.scheduling.columns import grown
-from hami.scheduling.node_order import is_eligible, node_order_of, weights
+from hami.scheduling.node_order import node_order_of, weights
 from hami.scheduling.node_resources import NOTHING, NodeResources, requested
 from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.refusal import Choice
@@ -20,8 +16,9 @@ from hami.scheduling.usage import Charge
 from hami.state import dry_run
 from hami.state.bookings import Booking, booking_of
 from hami.state.learning import Learning
+from hami.state.offered import OfferedNodes
 from hami.state.read_pod import PodRecord, PodTraits
-from hami.state.rooms import Rooms
+from hami.state.rooms import Rooms, Usual
 from hami.state.sighting import Sighting
 from hami.state.stranded import stranded_in
 from hami.state.table import Table
@@ -60,38 +57,6 @@ class _Ends:
         self.ended += 1
 
 
-class _Free:
-    """CPU and memory that are free on nodes. Asked for all nodes at once, as kube-scheduler would be."""
-
-    def __init__(self) -> None:
-        self._places: dict[str, int] = {}
-        self._amounts = numpy.zeros((0, 2), dtype=numpy.int64)
-        self._last: Sequence[str] = ()
-        self._places_of_last = numpy.zeros(0, dtype=numpy.intp)
-
-    def add(self, node: str, resources: NodeResources) -> None:
-        """Adds to what is free on *node*; what pods hold on a node that has gone counts when it comes back."""
-        place = self._places.setdefault(node, len(self._places))
-        if place >= len(self._amounts):
-            self._amounts = grown(self._amounts, 2 * place + 64)
-        self._amounts[place] += (resources.milli_cpu, resources.memory_mib)
-
-    def fitting(self, nodes: Sequence[str], resources: NodeResources) -> Sequence[str]:
-        """Returns those of *nodes* where *resources* are free."""
-        if nodes is not self._last:
-            self._last = nodes
-            self._places_of_last = numpy.fromiter(
-                map(self._places.__getitem__, nodes), numpy.intp, len(nodes)
-            )
-        needed = numpy.array((resources.milli_cpu, resources.memory_mib))
-        # what is not requested may be overcommitted by pods that are on the node already
-        lacks = (self._amounts[self._places_of_last] < needed) & (needed > 0)
-        has_room = numpy.asarray(~lacks.any(axis=1))
-        if has_room.all():
-            return nodes
-        return list(itertools.compress(nodes, has_room.tolist()))
-
-
 class World:
     """The nodes and pods at one moment of a replay. *policies*: for pods that name none."""
 
@@ -100,17 +65,16 @@ class World:
         self._policies = policies
         self._table = Table()
         rooms = Rooms(self._table)
-        self._verdicts = Verdicts(self._table, rooms)
+        self._verdicts = Verdicts(self._table, rooms, evaluate_all=0)
         self._ends = _Ends()
         self._learning = Learning(vendors, self._table, self._ends, rooms)
         self._known: dict[int, PodRequest | None] = {}
         self._pods: dict[str, PodRecord] = {}
+        # for decisions, which ask for nothing that a view computes once
+        self._deciding = self._view(Usual())
         self._memory: dict[str, int] = {}  # MiB of devices
         self._devices: dict[str, tuple[str, ...]] = {}
-        self._free = _Free()
-        self._offered: dict[str, None] = {}
-        self.names: Sequence[str] = ()
-        """The nodes that kube-scheduler may offer, sorted."""
+        self._offered = OfferedNodes(self._table)
         self.devices = 0
         """The number of devices."""
         self.taken = 0.0
@@ -140,17 +104,15 @@ class World:
             self._table.set_devices(name, vendor, tuple(of_vendor))
         self._table.set_labels(name, labels)
         self.set_left(name, left)
-        self._offered.pop(name, None)
-        if is_offered:
-            self._offered[name] = None
-        self._refresh()
+        self._offered.set(name, is_offered=is_offered)
+        self.devices = sum(map(len, self._devices.values()))
 
     def set_left(self, name: str, left: NodeResources) -> None:
         """Sets what pods without devices leave of a node."""
         if name in self._devices:
             earlier = self._table.left.get(name, NOTHING)
             self._table.set_left(name, left)
-            self._free.add(name, left - earlier)
+            self._offered.free(name, left - earlier)
 
     def remove_node(self, name: str) -> list[str]:
         """Removes a node, and returns the pods (uids) that were on it."""
@@ -158,53 +120,47 @@ class World:
             return []
         self._table.remove_node(name)
         self._table.set_labels(name, None)
-        self._free.add(name, NOTHING - self._table.left.get(name, NOTHING))
+        self._offered.free(name, NOTHING - self._table.left.get(name, NOTHING))
         self._table.set_left(name, None)
-        self._offered.pop(name, None)
-        self._refresh()
+        self._offered.set(name, is_offered=False)
+        self.devices = sum(map(len, self._devices.values()))
         return [booking.uid for booking in self._table.bookings.on(name)]
 
     def has_node(self, name: str) -> bool:
         """Reports whether there is such a node."""
         return name in self._devices
 
-    def _refresh(self) -> None:
-        self.names = sorted(self._offered)
-        self.devices = sum(map(len, self._devices.values()))
-
     # Decisions
 
     def view(self) -> View:
         """Returns what there is now; it is not to be used after the next change."""
-        facts = Facts(
-            vendors=self._vendors,
-            policies=self._policies,
-            pods=self._pods,
-            usual=self._learning.usual(),
-        )
+        return self._view(self._learning.usual())
+
+    def _view(self, usual: Usual) -> View:
+        facts = Facts(vendors=self._vendors, policies=self._policies, pods=self._pods, usual=usual)
         return _KnownRequests(self._table, facts, self._verdicts, self._known)
 
     def choose(self, pod: Pod, names: Sequence[str] | None = None) -> Choice | None:
         """Returns the decision on *pod* among *names*, else all nodes, of those that it selects and where CPU and
         memory suffice; ``None`` if it fits none."""
         self._learning.begin()
-        view = self.view()
-        if names is None:
-            names = self.names
-        if pod.node_terms:
-            names = [name for name in names if is_eligible(pod, name, view.labels_of(name))]
-        resources = requested(pod)
-        return dry_run.choose(view, pod, self._free.fitting(names, resources))
+        rows = self._offered.fitting(pod, requested(pod), names)
+        return dry_run.choose_from(self._deciding, pod, rows)
 
     def is_offered(self, name: str) -> bool:
         """Reports whether kube-scheduler may offer a node."""
         return name in self._offered
 
+    @property
+    def names(self) -> Sequence[str]:
+        """The nodes that kube-scheduler may offer, sorted."""
+        return self._offered.names
+
     # Pods
 
     def place(self, pod: Pod, choice: Choice, at: float) -> None:
         """Gives *pod* what *choice* says."""
-        request = self.view().request_of(pod)
+        request = self._deciding.request_of(pod)
         assert request is not None, "a chosen pod requests devices"
         self._put(pod, booking_of(pod, request, choice), at)
         self._learning.placed(pod, request)
@@ -221,7 +177,7 @@ class World:
         """Gives *pod* what it had. *is_initial*: it was there at first, so nothing has been decided yet."""
         if not is_initial:
             self._learning.begin()
-        request = self.view().request_of(pod)
+        request = self._deciding.request_of(pod)
         uid = pod.ref.uid
         is_new = uid not in self._table.bookings.by_uid
         booking = Booking(
@@ -250,7 +206,7 @@ class World:
         if booking is None:
             return
         taken = booking.resources if sign < 0 else NOTHING - booking.resources
-        self._free.add(booking.node, taken)
+        self._offered.free(booking.node, taken)
         for _, charges in booking.charges:
             for charge in charges:
                 memory = charge.memory_mib / max(1, self._memory.get(charge.uuid, 0))

@@ -246,6 +246,12 @@ class PartitionRule:
 
     check: CheckDevice
 
+    def __call__(self, candidate: Candidate) -> Reason | None:
+        """Returns the reason why the check rejects a device in parts; ``None`` for all others."""
+        if candidate.usage.device.is_partitioned or candidate.usage.partitions:
+            return self.check(candidate)
+        return None
+
 
 Inventory = Callable[["Vendor", Node], "tuple[Device, ...] | None"]
 CheckDevice = Callable[[Candidate], "Reason | None"]

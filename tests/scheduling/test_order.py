@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hami.codec.policies import parse_device_policy
 from hami.model import Weights
-from hami.scheduling.order import device_score, in_order_of_trying
+from hami.scheduling.order import device_scores, in_order_of_trying
 from testing.builders import request, usage
 from testing.cases import cases
 from tests.scheduling.precision import f32
@@ -50,7 +50,8 @@ A = usage("a", 1, 10, 90, memory_mib=100)
     ),
 )
 def test_score(device, asked, weights, score):
-    assert f"{device_score(device, asked, weights):.2f}" == score
+    (found,) = device_scores([device], asked, weights)
+    assert f"{found:.2f}" == score
 
 
 amounts = st.integers(0, 100_000)
@@ -68,8 +69,8 @@ amounts = st.integers(0, 100_000)
 def test_score_is_rounded_to_single_precision_after_each_step(
     slots, used, memory, taken, cores, more, weight
 ):
-    found = device_score(
-        usage("x", used, taken, cores, slots=slots, memory_mib=memory + 1),
+    (found,) = device_scores(
+        [usage("x", used, taken, cores, slots=slots, memory_mib=memory + 1)],
         request(1, more, cores=7),
         Weights(weight, 1, 3),
     )
@@ -90,7 +91,8 @@ def test_score_is_rounded_to_single_precision_after_each_step(
     [usage("x", 2**50, 2**50, 2**50, slots=1, cores=1, memory_mib=1), usage(slots=2**31 - 1)],
 )
 def test_extreme_scores_are_numbers(device, weights):
-    assert 0 <= device_score(device, request(1, 2**31 - 1, cores=2**31 - 1), weights) < float("inf")
+    (found,) = device_scores([device], request(1, 2**31 - 1, cores=2**31 - 1), weights)
+    assert 0 <= found < float("inf")
 
 
 def tried(policy, devices, numa_bind=False):

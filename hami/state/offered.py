@@ -1,0 +1,100 @@
+"""The nodes of a replay that kube-scheduler may offer for a pod: those that it selects, with enough CPU and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from hami.model import NodeRequirement, Pod
+from hami.scheduling.columns import grown
+from hami.scheduling.node_order import is_eligible
+from hami.scheduling.node_resources import NodeResources
+from hami.state.table import Table
+
+Array = NDArray[Any]
+
+Terms = tuple[tuple[NodeRequirement, ...], ...]
+MAX_TERMS = 256  # selections of nodes that are remembered
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Selection:
+    """Nodes by their *rows* in the table, and their *places* among the free amounts."""
+
+    rows: Array
+    places: Array
+
+
+class OfferedNodes:
+    """The nodes of *table* that are not cordoned, and what is free of all nodes."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._places: dict[str, int] = {}
+        self._milli_cpu = numpy.zeros(0, dtype=numpy.int64)
+        self._memory_mib = numpy.zeros(0, dtype=numpy.int64)
+        self._offered: dict[str, None] = {}
+        self._names: Sequence[str] | None = None
+        self._selections: dict[Terms, _Selection] = {}
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Their names, sorted."""
+        if self._names is None:
+            self._names = sorted(self._offered)
+        return self._names
+
+    def __contains__(self, node: str) -> bool:
+        return node in self._offered
+
+    def set(self, node: str, *, is_offered: bool) -> None:
+        """Offers *node* or not. To be called whenever devices or labels of a node have changed."""
+        self._offered.pop(node, None)
+        if is_offered:
+            self._offered[node] = None
+        self._names = None
+        self._selections.clear()
+
+    def free(self, node: str, resources: NodeResources) -> None:
+        """Adds to what is free on *node*; what pods hold on a node that has gone counts when it comes back."""
+        place = self._places.setdefault(node, len(self._places))
+        if place >= len(self._milli_cpu):
+            self._milli_cpu = grown(self._milli_cpu, 2 * place + 64)
+            self._memory_mib = grown(self._memory_mib, 2 * place + 64)
+        self._milli_cpu[place] += resources.milli_cpu
+        self._memory_mib[place] += resources.memory_mib
+
+    def fitting(self, pod: Pod, resources: NodeResources, names: Sequence[str] | None) -> Array:
+        """Returns the rows of those of *names*, else of all, that *pod* selects and where *resources* are free."""
+        selection = self._selected(pod, names)
+        is_free = numpy.ones(len(selection.rows), dtype=bool)
+        # what is not requested may be overcommitted by pods that are on the node already
+        if resources.milli_cpu:
+            is_free &= self._milli_cpu[selection.places] >= resources.milli_cpu
+        if resources.memory_mib:
+            is_free &= self._memory_mib[selection.places] >= resources.memory_mib
+        return selection.rows[is_free]
+
+    def _selected(self, pod: Pod, names: Sequence[str] | None) -> _Selection:
+        if names is not None:
+            return self._select(pod, names)
+        selection = self._selections.get(pod.node_terms)
+        if selection is None:
+            if len(self._selections) >= MAX_TERMS:
+                self._selections.clear()
+            selection = self._selections[pod.node_terms] = self._select(pod, self.names)
+        return selection
+
+    def _select(self, pod: Pod, names: Sequence[str]) -> _Selection:
+        labels = self._table.labels
+        selected: list[str] = []
+        for name in names:
+            if name in self._places and is_eligible(pod, name, labels.get(name, {})):
+                selected.append(name)
+        rows = numpy.array([self._table.rows.get(name, -1) for name in selected], numpy.intp)
+        places = numpy.array([self._places[name] for name in selected], numpy.intp)
+        return _Selection(rows, places)
