@@ -347,7 +347,8 @@ class _Twin:
         shape = id(pod.containers), pod.priority
         if at - self._no_plan.get(shape, -math.inf) < PREEMPT_AGAIN_S:
             return False
-        plan = plan_preemption(self._world.view(), pod, self._world.names, PreemptionRules(now=at))
+        names = self._world.selected_by(pod)
+        plan = plan_preemption(self._world.view(), pod, names, PreemptionRules(now=at))
         if plan is None or not plan.victims:
             self._no_plan[shape] = at
             return False

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 
 from hami.codec.times import render_time
-from hami.inspect.read_recording import NodeSeen, Recording
+from hami.inspect.read_recording import NodeSeen, PodCame, Recording
 from hami.inspect.tables import Column, OutputRecord, Style, render_rows
 from hami.inspect.twin import Changes, Progress, Tally, replay_changed
 from hami.inspect.twin_record import Comparison, replay_recorded
@@ -18,6 +19,12 @@ from hami.runtime.beside import Beside
 EARLIEST = 1_000_000_000  # times of traces begin with 0
 LATEST = 253_402_300_799  # Unix seconds, in the year 9999
 MANY_PODS = 1_000  # of which both halves of a report are computed at once
+
+
+NOT_RECORDED = (
+    "not recorded: taints, quotas, required affinity between pods, topology spread, volumes, node labels compared as "
+    "numbers, and pods with claims"
+)
 
 
 class WaitRow(OutputRecord, frozen=True):
@@ -111,8 +118,30 @@ def make_twin_report(recording: Recording, changes: Changes, progress: Progress)
         recorded=_outcome(recorded, has_places=recording.has_places),
         replayed=_outcome(replayed),
         comparison=compared,
-        notes=tuple(recording.notes),
+        notes=(*recording.notes, *_unknown(recording)),
     )
+
+
+def _unknown(recording: Recording) -> Iterator[str]:
+    """Yields sentences about what the replay does not know, with the number of pods where that can be told."""
+    if not recording.has_places:
+        return
+    groups: Counter[str] = Counter()
+    soft = 0
+    for event in recording.events:
+        if not isinstance(event, PodCame):
+            continue
+        pod = event.life.pod
+        soft += pod.soft_constraints
+        if pod.group:
+            groups[pod.group] += 1
+    if groups:
+        come = f"{counted(groups.total(), 'pod')} of {counted(len(groups), 'group')}"
+        yield f"{come}: each pod is placed by itself, the replay holds no pod back for its group"
+    if soft:
+        wishes = "preferences for other pods or for a spread, which only kube-scheduler judges"
+        yield f"{counted(soft, 'pod')} with {wishes}"
+    yield NOT_RECORDED
 
 
 def _replay_both(

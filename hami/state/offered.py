@@ -79,6 +79,11 @@ class OfferedNodes:
             is_free &= self._memory_mib[selection.places] >= resources.memory_mib
         return selection.rows[is_free]
 
+    def selected_by(self, pod: Pod) -> list[str]:
+        """Returns the names of all that *pod* selects."""
+        rows = self._selected(pod, None).rows
+        return [self._table.names[row] for row in rows[rows >= 0].tolist()]
+
     def _selected(self, pod: Pod, names: Sequence[str] | None) -> _Selection:
         if names is not None:
             return self._select(pod, names)

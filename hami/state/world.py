@@ -156,6 +156,10 @@ class World:
         """The nodes that kube-scheduler may offer, sorted."""
         return self._offered.names
 
+    def selected_by(self, pod: Pod) -> list[str]:
+        """Returns the nodes that kube-scheduler may offer for *pod*, whatever is free of them."""
+        return self._offered.selected_by(pod)
+
     # Pods
 
     def place(self, pod: Pod, choice: Choice, at: float) -> None:

@@ -18,6 +18,7 @@ from hami.inspect.tables import Style
 from hami.inspect.traces import NODE_LIST, read_trace
 from hami.inspect.twin import Changes
 from hami.inspect.twin_report import make_twin_report, render_twin
+from hami.model import NodeRequirement
 from hami.state.view import Policies
 from testing.builders import gpus
 from testing.cases import cases
@@ -118,6 +119,35 @@ def test_pods_of_higher_priority_evict_others_if_they_may(tmp_path):
     waits = {row.priority: row.mean_s for row in with_.replayed.by_priority}
     assert waits == {10: 0.0, 0: 0.0}
     assert [row.mean_s for row in without.replayed.by_priority] == [600.0, 0.0]
+
+
+ZONE = "zone"
+
+
+def test_nobody_is_evicted_from_a_node_that_the_pod_does_not_select(tmp_path):
+    cluster = RecordedCluster(tmp_path, nodes=1)
+    for number in range(4):
+        cluster.place(cluster.create(f"low-{number}", gpus(memory=46_000)))
+    cluster.at += 60
+    elsewhere = ((NodeRequirement(ZONE, "In", frozenset(["other"])),),)
+    cluster.create("high", gpus(memory=46_000), priority=10, node_terms=elsewhere)
+    cluster.recorder.close()
+    replayed = report_of(tmp_path, preemption=True).replayed
+    assert (replayed.evicted, replayed.waiting) == (0, 1)
+
+
+def test_the_report_counts_the_pods_of_which_the_replay_knows_less(tmp_path):
+    cluster = RecordedCluster(tmp_path, nodes=1)
+    for number in range(3):
+        cluster.create(f"member-{number}", gpus(), group="secret-group")
+    cluster.create("soft", gpus(), soft_constraints=True)
+    cluster.recorder.close()
+    notes = report_of(tmp_path).notes
+    assert [note.partition(":")[0] for note in notes] == [
+        "3 pods of 1 group",
+        "1 pod with preferences for other pods or for a spread, which only kube-scheduler judges",
+        "not recorded",
+    ]
 
 
 def test_pods_that_were_there_at_the_beginning_stay_where_they_were(tmp_path):
