@@ -544,6 +544,7 @@ class Pod:
     preferences: tuple[NodePreference, ...] = ()  # its preferred node affinity
     # its node selector and required node affinity: a node must meet all requirements of one term, if there is any
     node_terms: tuple[tuple[NodeRequirement, ...], ...] = ()
+    tolerations: tuple[Toleration, ...] = ()  # of taints that keep pods away
     # Has other wishes that only kube-scheduler can judge: preferred pod affinity, or a spread that may be violated.
     soft_constraints: bool = False
     preempts: bool = True  # pods of lower priority may be evicted for it
@@ -577,6 +578,25 @@ class Pod:
         return self.phase in ("Succeeded", "Failed")
 
 
+@dataclass(frozen=True, slots=True)
+class Taint:
+    """A property of a node that keeps pods away which do not tolerate it."""
+
+    key: str
+    value: str = ""
+    effect: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Toleration:
+    """A rule for the taints that a pod tolerates: of all keys if *key* is empty, and of all effects if *effect* is."""
+
+    key: str = ""
+    operator: str = ""
+    value: str = ""
+    effect: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """The fields of a node that HAMi reads. Quantities are in the API server's notation."""
@@ -590,6 +610,7 @@ class Node:
     runtime_version: str = ""  # such as containerd://2.3.7
     kubelet_version: str = ""  # such as v1.36.3
     unschedulable: bool = False  # cordoned: kube-scheduler does not offer it
+    taints: tuple[Taint, ...] = ()  # that keep pods away
     uid: str = ""
 
 

@@ -14,6 +14,7 @@ import msgspec
 from hami.codec.documents import decode
 from hami.codec.gpu_hours import MAX_TEXT
 from hami.codec.keys import GPU_HOURS
+from hami.codec.taints import keeping_away
 from hami.model import (
     DisruptionBudget,
     LabelRequirement,
@@ -21,6 +22,7 @@ from hami.model import (
     Node,
     QuotaLimits,
     ScopeRequirement,
+    Taint,
 )
 from hami.quantity import strict_integer
 
@@ -85,8 +87,15 @@ class _NodeStatus(msgspec.Struct, rename="camel", frozen=True):
     node_info: _NodeInfo = _NodeInfo()
 
 
+class _Taint(msgspec.Struct, gc=False, frozen=True):
+    key: str = ""
+    value: str = ""
+    effect: str = ""
+
+
 class _NodeSpec(msgspec.Struct, frozen=True):
     unschedulable: bool = False
+    taints: tuple[_Taint, ...] = ()
 
 
 class _Node(msgspec.Struct):
@@ -176,6 +185,9 @@ def parse_node(data: bytes | msgspec.Raw) -> Node:
         kubelet_version=sys.intern(status.node_info.kubelet_version),
         uid=meta.uid,
         unschedulable=wire.spec.unschedulable,
+        taints=keeping_away(
+            tuple([Taint(taint.key, taint.value, taint.effect) for taint in wire.spec.taints])
+        ),
     )
 
 

@@ -27,6 +27,7 @@ from hami.codec.documents import decode, decode_object
 from hami.codec.keys import CLAIM_AMOUNTS, PREEMPTING
 from hami.codec.objects import Metadata, Quantities, quantities
 from hami.codec.scopes import ResourceRequirements, is_best_effort, make_scope
+from hami.codec.taints import parse_tolerations
 from hami.errors import MalformedInput
 from hami.model import Container, ContainerKind, EvictedTogether, OwnerRef, Pod, PodRef
 
@@ -109,6 +110,7 @@ class _Spec(msgspec.Struct, rename="camel", gc=False, frozen=True):
     overhead: Quantities = {}
     node_selector: dict[str, str] = {}
     affinity: Affinity | None = None
+    tolerations: msgspec.Raw = msgspec.Raw()
     topology_spread_constraints: tuple[_SpreadConstraint, ...] = ()
     resource_claims: tuple[msgspec.Raw, ...] = ()
     volumes: msgspec.Raw = msgspec.Raw()
@@ -297,6 +299,7 @@ def _pod(wire: _Pod, size: int = 0) -> Pod:
         ),
         preferences=node_preferences(spec.affinity),
         node_terms=node_terms(spec.node_selector, spec.affinity),
+        tolerations=parse_tolerations(bytes(spec.tolerations)),
         soft_constraints=prefers_pods(spec.affinity) or _prefers_spread(spec),
         preempts=spec.preemption_policy != "Never",
         preempted=disruption is not None,

@@ -16,6 +16,7 @@ from hami.codec.keys import PREEMPTIBLE
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.cluster import catalog_of
 from hami.inspect.recording import (
+    WITH_TAINTS,
     Head,
     Line,
     RecordedBinding,
@@ -36,6 +37,8 @@ from hami.model import (
     NodeRequirement,
     Pod,
     PodRef,
+    Taint,
+    Toleration,
 )
 from hami.scheduling.node_resources import NodeResources
 from hami.scheduling.pod_request import make_pod_request
@@ -99,6 +102,7 @@ class NodeSeen:
     labels: dict[str, str]
     left: NodeResources
     unschedulable: bool = False
+    taints: tuple[Taint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +276,8 @@ class _Builder:
                 self._made = Recording(catalog_of(head.device_config), policies)
             except HamiError as error:
                 raise HamiError(f"{self._place}: head.deviceConfig: {error}") from error
+        if head.version < WITH_TAINTS and self._head is None:
+            self._made.notes.append("recorded by an earlier hami, without taints")
         self._head = head
         self._listed = set()
 
@@ -295,8 +301,9 @@ class _Builder:
         labels = {label.key: label.value for label in node.labels}
         left = NodeResources(node.milli_cpu, node.memory_mib)
         devices = tuple(self._devices(node))
+        taints = tuple(Taint(taint.key, taint.value, taint.effect) for taint in node.taints)
         self._recording.events.append(
-            NodeSeen(self._at, node.name, devices, labels, left, node.unschedulable)
+            NodeSeen(self._at, node.name, devices, labels, left, node.unschedulable, taints)
         )
 
     def _put_in_order(self, node: RecordedNode) -> None:
@@ -408,6 +415,10 @@ class _Builder:
             priority=shape.priority,
             preempts=shape.preempts,
             soft_constraints=shape.soft,
+            tolerations=tuple(
+                Toleration(each.key, each.operator, each.value, each.effect)
+                for each in shape.tolerations
+            ),
         )
         recording = self._recording
         try:

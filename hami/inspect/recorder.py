@@ -33,7 +33,9 @@ from hami.inspect.recording import (
     RecordedPod,
     RecordedRequirement,
     RecordedShape,
+    RecordedTaint,
     RecordedTerm,
+    RecordedToleration,
     record_charge,
     record_device,
 )
@@ -217,6 +219,10 @@ class NodeRecorder:
             milli_cpu=allocatable.milli_cpu,
             memory_mib=allocatable.memory_mib,
             unschedulable=node.unschedulable,
+            taints=tuple(
+                RecordedTaint(key=taint.key, value=taint.value, effect=taint.effect)
+                for taint in node.taints
+            ),
         )
 
     def _devices(self, record: NodeRecord) -> Iterator[RecordedDevice]:
@@ -351,6 +357,12 @@ class PodRecorder:
             soft=pod.soft_constraints,
             terms=tuple(RecordedTerm(requirements=_requirements(term)) for term in pod.node_terms),
             preferences=tuple(preferences),
+            tolerations=tuple(
+                RecordedToleration(
+                    key=each.key, operator=each.operator, value=each.value, effect=each.effect
+                )
+                for each in pod.tolerations
+            ),
         )
 
     def _binding(self, pod: Pod) -> RecordedBinding:

@@ -22,7 +22,9 @@ from hami.scheduling.usage import Charge
 from hami.vendors.request import MAX_CONTAINERS
 
 FORMAT = "HamiRecording"
-VERSION = 1
+VERSION = 2
+WITH_TAINTS = 2
+"""The first version that has taints and tolerations."""
 LATEST_S = 1 << 36
 
 Amount = Annotated[int, Meta(ge=0, le=INT32_MAX)]
@@ -94,6 +96,23 @@ class RecordedLabel(RecordStruct, frozen=True):
     value: ShortText = ""
 
 
+class RecordedTaint(RecordStruct, frozen=True):
+    """A taint of a node that keeps pods away."""
+
+    key: ShortText = ""
+    value: ShortText = ""
+    effect: ShortText = ""
+
+
+class RecordedToleration(RecordStruct, frozen=True):
+    """A toleration of a pod. An empty *key* or *effect* means all."""
+
+    key: ShortText = ""
+    operator: ShortText = ""
+    value: ShortText = ""
+    effect: ShortText = ""
+
+
 class RecordedNode(RecordStruct, frozen=True):
     """A node. *after*: the one before it by name, so that ties come out as they did. *milli_cpu*, *memory_mib*: what
     pods without devices leave of it for others."""
@@ -105,6 +124,7 @@ class RecordedNode(RecordStruct, frozen=True):
     milli_cpu: Integer = 0
     memory_mib: Integer = 0
     unschedulable: bool = False
+    taints: Annotated[tuple[RecordedTaint, ...], Meta(max_length=64)] = ()
 
 
 class RecordedLeft(RecordStruct, frozen=True):
@@ -156,6 +176,7 @@ class RecordedShape(RecordStruct, frozen=True):
     soft: bool = False
     terms: Terms = ()
     preferences: Terms = ()
+    tolerations: Annotated[tuple[RecordedToleration, ...], Meta(max_length=64)] = ()
 
 
 class RecordedPod(RecordStruct, frozen=True):
@@ -240,12 +261,14 @@ _TERM: Fields = {
     },
     "weight": Kind.KEPT,
 }
+_TAINT: Fields = {"key": Name("taint"), "value": Name("value"), "effect": Kind.KEPT}
 KINDS: Mapping[type[RecordStruct], Fields] = {
     RecordedNode: {
         "name": Name("node"),
         "after": Name("node"),
         "devices": _DEVICE,
         "labels": {"key": Name("label"), "value": Name("value")},
+        "taints": _TAINT,
         **dict.fromkeys(("milli_cpu", "memory_mib", "unschedulable"), Kind.KEPT),
     },
     RecordedLeft: {"node": Name("node"), "milli_cpu": Kind.KEPT, "memory_mib": Kind.KEPT},
@@ -253,6 +276,7 @@ KINDS: Mapping[type[RecordStruct], Fields] = {
         "annotations": Kind.WORDS,
         "terms": _TERM,
         "preferences": _TERM,
+        "tolerations": {**_TAINT, "operator": Kind.KEPT},
         **dict.fromkeys(
             "containers requests overhead priority preempts protected soft".split(), Kind.KEPT
         ),

@@ -121,7 +121,14 @@ def watched(recording: Recording, what: str, progress: Progress) -> Iterator[Rep
 def set_node(world: World, event: NodeSeen) -> None:
     """Sets a node of *world*."""
     is_offered = not event.unschedulable
-    world.set_node(event.name, event.devices, event.labels, event.left, is_offered=is_offered)
+    world.set_node(
+        event.name,
+        event.devices,
+        event.labels,
+        event.left,
+        taints=event.taints,
+        is_offered=is_offered,
+    )
 
 
 def was_preempting(recording: Recording) -> bool:
@@ -319,7 +326,7 @@ class _Twin:
                 self._retry([booking.node], end)
 
     def _retry(self, names: Sequence[str], at: float) -> None:
-        offered = [name for name in names if self._world.is_offered(name)]
+        offered = [name for name in names if name in self._world.offered]
         if offered:
             self._waiting.place_all(lambda life: self._place(life, at, offered))
 
@@ -347,7 +354,7 @@ class _Twin:
         shape = id(pod.containers), pod.priority
         if at - self._no_plan.get(shape, -math.inf) < PREEMPT_AGAIN_S:
             return False
-        names = self._world.selected_by(pod)
+        names = self._world.offered.selected_by(pod)
         plan = plan_preemption(self._world.view(), pod, names, PreemptionRules(now=at))
         if plan is None or not plan.victims:
             self._no_plan[shape] = at

@@ -178,7 +178,7 @@ class _Comparer:
                 bound.append(uid)
             else:
                 ended.append(booking)
-        view, names = self._world.view(), self._world.names
+        view, names = self._world.view(), self._world.offered.names
         for without, again in ((bound, ended), (bound, ()), ((), ended)):
             changed = view.what_if(without=without, with_=again)
             if _is_same(event, dry_run.choose(changed, event.life.pod, names)):

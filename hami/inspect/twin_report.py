@@ -22,7 +22,7 @@ MANY_PODS = 1_000  # of which both halves of a report are computed at once
 
 
 NOT_RECORDED = (
-    "not recorded: taints, quotas, required affinity between pods, topology spread, volumes, node labels compared as "
+    "not recorded: quotas, required affinity between pods, topology spread, volumes, node labels compared as "
     "numbers, and pods with claims"
 )
 

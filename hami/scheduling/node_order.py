@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hami.codec.keys import KUBE_POLICY, NODE_POLICY
 from hami.codec.policies import parse_node_policy
-from hami.model import NodePolicy, NodePreference, NodeRequirement, Pod, selects
+from hami.model import NodePolicy, NodePreference, NodeRequirement, Pod, Taint, Toleration, selects
 from hami.quantity import parse_integer
 from hami.scheduling.node_resources import NOTHING, NodeResources, requested
 from hami.vendors.vocabulary import NODE_POLICY_WORDS, word_or
@@ -139,6 +139,25 @@ def is_eligible(pod: Pod, node: str, labels: Mapping[str, str]) -> bool:
         if all(map(matches, term, values)):
             return True
     return False
+
+
+def tolerates(pod: Pod, taints: Sequence[Taint]) -> bool:
+    """Reports whether *pod* tolerates all of *taints*."""
+    for taint in taints:
+        if not any([_tolerates(toleration, taint) for toleration in pod.tolerations]):
+            return False
+    return True
+
+
+def _tolerates(toleration: Toleration, taint: Taint) -> bool:
+    """Source: k8s.io/api/core/v1, toleration.go, ToleratesTaint."""
+    if toleration.effect not in ("", taint.effect):
+        return False
+    if toleration.key not in ("", taint.key):
+        return False
+    if toleration.operator == "Exists":
+        return True
+    return toleration.operator in ("", "Equal") and toleration.value == taint.value
 
 
 def matches(requirement: NodeRequirement, value: str | None) -> bool:

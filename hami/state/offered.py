@@ -9,15 +9,15 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from hami.model import NodeRequirement, Pod
+from hami.model import NodeRequirement, Pod, Taint, Toleration
 from hami.scheduling.columns import grown
-from hami.scheduling.node_order import is_eligible
+from hami.scheduling.node_order import is_eligible, tolerates
 from hami.scheduling.node_resources import NodeResources
 from hami.state.table import Table
 
 Array = NDArray[Any]
 
-Terms = tuple[tuple[NodeRequirement, ...], ...]
+_Key = tuple[tuple[tuple[NodeRequirement, ...], ...], tuple[Toleration, ...]]
 MAX_TERMS = 256  # selections of nodes that are remembered
 
 
@@ -37,9 +37,9 @@ class OfferedNodes:
         self._places: dict[str, int] = {}
         self._milli_cpu = numpy.zeros(0, dtype=numpy.int64)
         self._memory_mib = numpy.zeros(0, dtype=numpy.int64)
-        self._offered: dict[str, None] = {}
+        self._offered: dict[str, tuple[Taint, ...]] = {}
         self._names: Sequence[str] | None = None
-        self._selections: dict[Terms, _Selection] = {}
+        self._selections: dict[_Key, _Selection] = {}
 
     @property
     def names(self) -> Sequence[str]:
@@ -51,11 +51,11 @@ class OfferedNodes:
     def __contains__(self, node: str) -> bool:
         return node in self._offered
 
-    def set(self, node: str, *, is_offered: bool) -> None:
-        """Offers *node* or not. To be called whenever devices or labels of a node have changed."""
+    def set(self, node: str, taints: tuple[Taint, ...] = (), *, is_offered: bool) -> None:
+        """Offers *node* with *taints* or not. To be called whenever devices or labels of a node have changed."""
         self._offered.pop(node, None)
         if is_offered:
-            self._offered[node] = None
+            self._offered[node] = taints
         self._names = None
         self._selections.clear()
 
@@ -87,18 +87,21 @@ class OfferedNodes:
     def _selected(self, pod: Pod, names: Sequence[str] | None) -> _Selection:
         if names is not None:
             return self._select(pod, names)
-        selection = self._selections.get(pod.node_terms)
+        key = pod.node_terms, pod.tolerations
+        selection = self._selections.get(key)
         if selection is None:
             if len(self._selections) >= MAX_TERMS:
                 self._selections.clear()
-            selection = self._selections[pod.node_terms] = self._select(pod, self.names)
+            selection = self._selections[key] = self._select(pod, self.names)
         return selection
 
     def _select(self, pod: Pod, names: Sequence[str]) -> _Selection:
         labels = self._table.labels
         selected: list[str] = []
         for name in names:
-            if name in self._places and is_eligible(pod, name, labels.get(name, {})):
+            if name not in self._places or not tolerates(pod, self._offered.get(name, ())):
+                continue
+            if is_eligible(pod, name, labels.get(name, {})):
                 selected.append(name)
         rows = numpy.array([self._table.rows.get(name, -1) for name in selected], numpy.intp)
         places = numpy.array([self._places[name] for name in selected], numpy.intp)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from hami.model import Device, Pod
+from hami.model import Device, Pod, Taint
 from hami.scheduling.node_order import node_order_of, weights
 from hami.scheduling.node_resources import NOTHING, NodeResources, requested
 from hami.scheduling.pod_request import PodRequest
@@ -74,7 +74,8 @@ class World:
         self._deciding = self._view(Usual())
         self._memory: dict[str, int] = {}  # MiB of devices
         self._devices: dict[str, tuple[str, ...]] = {}
-        self._offered = OfferedNodes(self._table)
+        self.offered = OfferedNodes(self._table)
+        """The nodes that kube-scheduler may offer."""
         self.devices = 0
         """The number of devices."""
         self.taken = 0.0
@@ -89,6 +90,7 @@ class World:
         labels: Mapping[str, str],
         left: NodeResources,
         *,
+        taints: tuple[Taint, ...] = (),
         is_offered: bool,
     ) -> None:
         """Sets a node as it is now. *left*: what pods without devices leave of it. *is_offered*: it is not cordoned."""
@@ -104,7 +106,7 @@ class World:
             self._table.set_devices(name, vendor, tuple(of_vendor))
         self._table.set_labels(name, labels)
         self.set_left(name, left)
-        self._offered.set(name, is_offered=is_offered)
+        self.offered.set(name, taints, is_offered=is_offered)
         self.devices = sum(map(len, self._devices.values()))
 
     def set_left(self, name: str, left: NodeResources) -> None:
@@ -112,7 +114,7 @@ class World:
         if name in self._devices:
             earlier = self._table.left.get(name, NOTHING)
             self._table.set_left(name, left)
-            self._offered.free(name, left - earlier)
+            self.offered.free(name, left - earlier)
 
     def remove_node(self, name: str) -> list[str]:
         """Removes a node, and returns the pods (uids) that were on it."""
@@ -120,9 +122,9 @@ class World:
             return []
         self._table.remove_node(name)
         self._table.set_labels(name, None)
-        self._offered.free(name, NOTHING - self._table.left.get(name, NOTHING))
+        self.offered.free(name, NOTHING - self._table.left.get(name, NOTHING))
         self._table.set_left(name, None)
-        self._offered.set(name, is_offered=False)
+        self.offered.set(name, is_offered=False)
         self.devices = sum(map(len, self._devices.values()))
         return [booking.uid for booking in self._table.bookings.on(name)]
 
@@ -144,21 +146,8 @@ class World:
         """Returns the decision on *pod* among *names*, else all nodes, of those that it selects and where CPU and
         memory suffice; ``None`` if it fits none."""
         self._learning.begin()
-        rows = self._offered.fitting(pod, requested(pod), names)
+        rows = self.offered.fitting(pod, requested(pod), names)
         return dry_run.choose_from(self._deciding, pod, rows)
-
-    def is_offered(self, name: str) -> bool:
-        """Reports whether kube-scheduler may offer a node."""
-        return name in self._offered
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The nodes that kube-scheduler may offer, sorted."""
-        return self._offered.names
-
-    def selected_by(self, pod: Pod) -> list[str]:
-        """Returns the nodes that kube-scheduler may offer for *pod*, whatever is free of them."""
-        return self._offered.selected_by(pod)
 
     # Pods
 
@@ -210,7 +199,7 @@ class World:
         if booking is None:
             return
         taken = booking.resources if sign < 0 else NOTHING - booking.resources
-        self._offered.free(booking.node, taken)
+        self.offered.free(booking.node, taken)
         for _, charges in booking.charges:
             for charge in charges:
                 memory = charge.memory_mib / max(1, self._memory.get(charge.uuid, 0))

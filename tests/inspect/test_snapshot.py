@@ -294,6 +294,7 @@ LEFT_OUT_OF_PODS = {
     "node_terms",
     "preferences",
     "scheduling_failure",
+    "tolerations",
     "workload",
 }
 
@@ -302,7 +303,7 @@ def test_every_field_of_a_record_has_a_kind_or_is_known_to_be_left_out():
     """A new field is a decision: whether it may name anything."""
     for value, kinds, left_out in (
         (pod(), POD_FIELDS, LEFT_OUT_OF_PODS),
-        (node("n"), NODE_FIELDS, {"uid"}),
+        (node("n"), NODE_FIELDS, {"uid", "taints"}),
         (quota(), QUOTA_FIELDS, set()),
     ):
         apart = {"annotations", "labels", "containers"}

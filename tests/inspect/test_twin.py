@@ -18,9 +18,9 @@ from hami.inspect.tables import Style
 from hami.inspect.traces import NODE_LIST, read_trace
 from hami.inspect.twin import Changes
 from hami.inspect.twin_report import make_twin_report, render_twin
-from hami.model import NodeRequirement
+from hami.model import NodeRequirement, Taint, Toleration
 from hami.state.view import Policies
-from testing.builders import gpus
+from testing.builders import gpu, gpus, node
 from testing.cases import cases
 from testing.recordings import POLICIES, RecordedCluster
 
@@ -134,6 +134,34 @@ def test_nobody_is_evicted_from_a_node_that_the_pod_does_not_select(tmp_path):
     cluster.recorder.close()
     replayed = report_of(tmp_path, preemption=True).replayed
     assert (replayed.evicted, replayed.waiting) == (0, 1)
+
+
+TAINTS = (Taint("secret-key", "secret-value", "NoSchedule"),)
+
+
+@cases(
+    "tolerations, placed",
+    ("none", (), 0),
+    ("the taint", (Toleration("secret-key", "Equal", "secret-value"),), 1),
+    ("another value", (Toleration("secret-key", "Equal", "other"),), 0),
+    ("its key", (Toleration("secret-key", "Exists", "", "NoSchedule"),), 1),
+    ("another effect", (Toleration("secret-key", "Exists", "", "NoExecute"),), 0),
+    ("all", (Toleration("", "Exists"),), 1),
+)
+def test_pods_are_placed_only_where_they_tolerate_the_taints(tmp_path, tolerations, placed):
+    cluster = RecordedCluster(tmp_path, nodes=0)
+    tainted = node("n", gpu(), taints=TAINTS, allocatable={"cpu": "4", "memory": "8Gi"})
+    cluster.recorder.nodes.upsert(tainted)
+    cluster.create("pod", gpus(), tolerations=tolerations)
+    cluster.recorder.close()
+    assert report_of(tmp_path).replayed.placed == placed
+    assert "secret" not in text_in(tmp_path)
+
+
+def test_a_recording_of_an_earlier_version_is_read(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(packed())
+    assert "recorded by an earlier hami, without taints" in report_of(path).notes
 
 
 def test_the_report_counts_the_pods_of_which_the_replay_knows_less(tmp_path):
@@ -255,7 +283,7 @@ def test_errors_name_the_line_and_the_field(tmp_path, line, said):
     assert str(caught.value).startswith(f"{path}: {said}")
 
 
-LATER = b'{"head":{"format":"HamiRecording","version":2,"recording":"r","segment":1}}'
+LATER = b'{"head":{"format":"HamiRecording","version":3,"recording":"r","segment":1}}'
 
 
 @cases(
@@ -267,7 +295,7 @@ LATER = b'{"head":{"format":"HamiRecording","version":2,"recording":"r","segment
     (
         "later",
         gzip.compress(LATER + b"\n"),
-        "line 1: head.version: 2, this hami reads up to 1: use a newer hami",
+        "line 1: head.version: 3, this hami reads up to 2: use a newer hami",
     ),
 )
 def test_files_that_are_no_recordings(tmp_path, data, said):
