@@ -286,8 +286,12 @@ def test_sums_in_the_capacity_never_make_the_kubelet_fail_a_pod(sandbox, real, p
 
     shows(total_gpumem=2 * 81_920, total_gpucores=200)
     plugin.stop()
-    plugin.start(publish_capacity="requests").wait_offered(2 * SLOTS)
+    plugin.start(publish_capacity="requests", gpu_labels="true").wait_offered(2 * SLOTS)
     shows(total_gpumem=2 * 81_920, total_gpucores=200, gpumem=2 * 81_920, gpucores=200)
+    labels = {"nvidia.com/gpu.count": "2", "nvidia.com/gpu.replicas": str(SLOTS)}
+    real.wait_node(
+        lambda node: labels.items() <= node["metadata"]["labels"].items(), what="has its labels"
+    )
     sandbox.create(shower(HOOK, "a", gpu=1, gpumem=80_000))
     sandbox.running("a")
     plugin.set_health(chosen(sandbox, "a")[0][0], "XID 79")

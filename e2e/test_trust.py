@@ -556,6 +556,25 @@ def test_a_device_plugin_publishes_the_sums_of_its_devices_and_nothing_else(sand
 
 
 @pytest.mark.installation
+def test_a_device_plugin_labels_its_own_node_with_its_gpus_only(sandbox, stolen):
+    def labeled(**labels: str | None) -> Object:
+        return {"metadata": {"labels": {f"nvidia.com/gpu.{key}": labels[key] for key in labels}}}
+
+    own, other = of(sandbox, "n0"), of(sandbox, "n1")
+    for count in ("8", "7", None):
+        stolen.merge_patch("Node", own, labeled(count=count, replicas="10"))
+        assert sandbox.node("n0")["metadata"]["labels"].get("nvidia.com/gpu.count") == count
+    for name, patch in (
+        (other, labeled(count="8")),
+        (own, labeled(count="8", product="H100")),
+        (own, {"metadata": {"labels": {"hami.io/allocation-mode": "dra"}}}),
+        (own, annotated({"nvidia.com/gpu.count": "8"})),
+    ):
+        assert refused(stolen.merge_patch, "Node", name, patch) == "hami-registrations"
+    stolen.merge_patch("Node", own, labeled(replicas=None))
+
+
+@pytest.mark.installation
 def test_a_device_plugin_publishes_the_health_of_its_devices_and_no_other_condition(
     sandbox, stolen
 ):

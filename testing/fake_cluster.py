@@ -245,6 +245,13 @@ class FakeCluster:
             resource_version=resource_version,
         )
 
+    def label_node(self, name: str, labels: Mapping[str, str | None]) -> None:
+        def effect():
+            node = _present(self.nodes.get(name), f"node {name}")
+            self.put_node(replace(node, labels=_merged(node.labels, labels)))
+
+        self._do("label_node", effect, name=name, labels=dict(labels))
+
     def publish_capacity(
         self, name: str, capacity: Mapping[str, str | None], annotations: Mapping[str, str | None]
     ) -> None:

@@ -9,6 +9,7 @@ generated files.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 
@@ -25,6 +26,7 @@ from hami.codec.keys import (
     CLAIM_RESOURCE,
     DEVICE_HEALTH,
     GPU_HOURS,
+    GPU_LABELS,
     MAKE_ROOM,
     MEMORY_WALL,
     NODE_LOCK,
@@ -161,7 +163,7 @@ def render_policies(catalog: Catalog) -> str:
         extender=EXTENDER,
         token_node="request.userInfo.?extra['authentication.kubernetes.io/node-name'].orValue([''])[0]",
         only_hami=indented(_confined(_HAMI), 6),
-        only_hami_and_own_status=indented(_confined(_HAMI, status=_only_own_status(catalog)), 6),
+        only_hami_and_own_node=indented(_own_node(catalog), 6),
         only_pod_keys=indented(_confined(f"{_HAMI}\n|| {_owned_pod_key(catalog)}", labels=True), 6),
         only_node_keys=indented(_confined(f"{_HAMI}\n|| {_owned_node_key(catalog)}"), 6),
         not_of_plugins=indented(listed_names(sorted({*SCHEDULERS_ALONE, RESIZE})), 10),
@@ -256,21 +258,20 @@ def _managed(resource: str) -> str:
     return f"  - {{name: {resource}, ignoredByScheduler: true}}\n"
 
 
+_SAME_LABELS = "object.metadata.?labels.orValue({}) == oldObject.metadata.?labels.orValue({})"
+
+
 def _confined(
-    key: str, *, labels: bool = False, status: str = "object.?status == oldObject.?status"
+    key: str,
+    *,
+    labels: bool = False,
+    other_labels: str = _SAME_LABELS,
+    status: str = "object.?status == oldObject.?status",
 ) -> str:
     """Returns the CEL expression for: nothing of the object changes but annotations whose keys, *k*, satisfy *key*, an
-    expression, and *labels* likewise. *status*: the expression for what may change there."""
-    pairs = [
-        f"[oldObject.metadata.?{field}.orValue({{}}), object.metadata.?{field}.orValue({{}})]"
-        for field in ("annotations", "labels")
-    ]
-    changing = ",\n".join(pairs if labels else pairs[:1])
-    unchanged = (
-        ""
-        if labels
-        else "&& object.metadata.?labels.orValue({}) == oldObject.metadata.?labels.orValue({})\n"
-    )
+    expression, and *labels* likewise. *other_labels*, *status*: the expressions for what may change there."""
+    fields = ["annotations", "labels"] if labels else ["annotations"]
+    unchanged = "" if labels else f"&& {other_labels}\n"
     return f"""\
 oldObject != null
 && object.spec == oldObject.spec
@@ -278,11 +279,28 @@ oldObject != null
 {unchanged}\
 && object.metadata.?finalizers.orValue([]) == oldObject.metadata.?finalizers.orValue([])
 && object.metadata.?ownerReferences.orValue([]) == oldObject.metadata.?ownerReferences.orValue([])
-&& [
-  {indented(changing, 2)}
+&& {_changes_only(fields, key)}"""
+
+
+def _changes_only(fields: Sequence[str], key: str) -> str:
+    """Returns the CEL expression for: of these maps of the metadata only entries change whose keys, *k*, satisfy
+    *key*."""
+    pairs = ",\n".join(
+        f"[oldObject.metadata.?{field}.orValue({{}}), object.metadata.?{field}.orValue({{}})]"
+        for field in fields
+    )
+    return f"""\
+[
+  {indented(pairs, 2)}
 ].all(pair, pair[0] == pair[1] || pair.all(keys, keys.size() <= {MAX_KEYS} && keys.all(k,
   {indented(key, 2)}
   || (k in pair[0] && k in pair[1] && pair[0][k] == pair[1][k]))))"""
+
+
+def _own_node(catalog: Catalog) -> str:
+    """Returns the CEL expression for: nothing of the node changes but what our device plugin writes."""
+    labels = _changes_only(["labels"], f"k in {list(GPU_LABELS)}")
+    return _confined(_HAMI, other_labels=labels, status=_only_own_status(catalog))
 
 
 def _only_own_status(catalog: Catalog) -> str:

@@ -30,6 +30,11 @@ ROOM = "hami.io/room-for-waiting-pods"
 CORDON = "hami.io/device-cordon"
 CAPACITY = "hami.io/node-capacity"  # the names that the device plugin has published in the status of the node
 
+# labels of a node, of GPU feature discovery: its GPUs, and the slots of each
+GPU_COUNT = "nvidia.com/gpu.count"
+GPU_REPLICAS = "nvidia.com/gpu.replicas"
+GPU_LABELS = (GPU_COUNT, GPU_REPLICAS)
+
 DEVICE_HEALTH = "hami.io/device-health"  # on a node: its unhealthy devices (JSON)
 
 # a label of nodes (device-plugin, dra), and of namespaces and pods (dra, dra-preferred); on a node also an annotation:

@@ -271,6 +271,15 @@ class Registration:
             "and topology-aware scheduling of Kueue; the kubelet enforces these), or off.",
         ),
     ] = "totals"
+    gpu_labels: Annotated[
+        bool,
+        Flag(
+            "--gpu-labels",
+            "Label the node with its GPUs (nvidia.com/gpu.count) and the slots of each "
+            "(nvidia.com/gpu.replicas), by which OpenCost and Kubecost price it. Leave it to GPU "
+            "feature discovery where that runs.",
+        ),
+    ] = False
     topology_score: Annotated[
         bool,
         Flag(

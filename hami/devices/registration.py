@@ -11,7 +11,7 @@ from datetime import datetime
 
 import msgspec
 
-from hami.codec.keys import ALLOCATION_MODE, LOCK_FREE, NODE_RESIZES
+from hami.codec.keys import ALLOCATION_MODE, GPU_COUNT, GPU_REPLICAS, LOCK_FREE, NODE_RESIZES
 from hami.codec.mig import most_instances
 from hami.codec.register import render_devices_brief, render_devices_json
 from hami.codec.slices import is_claimable
@@ -95,6 +95,19 @@ def node_annotations(
     if resizes(config):
         annotations[NODE_RESIZES] = "true"
     return annotations
+
+
+def node_labels(snapshot: InventorySnapshot, config: PluginConfig) -> dict[str, str]:
+    """Returns the labels that the node is to have, by which OpenCost prices its devices; empty if it is to have none.
+    Source: opencost, pkg/costmodel/costmodel.go, getGPUCount, with the labels of NVIDIA's gpu-feature-discovery."""
+    if not config.gpu_labels:
+        return {}
+    if not snapshot.cards:
+        return {}
+    return {
+        GPU_COUNT: str(len(snapshot.cards)),
+        GPU_REPLICAS: str(config.nvidia.device_split_count),
+    }
 
 
 def render_devices(registered: tuple[Device, ...], config: PluginConfig) -> str:

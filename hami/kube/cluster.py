@@ -42,6 +42,10 @@ class Cluster(Pods, Leases, Trust, ConfigMaps, PriorityClasses):
             meta["resourceVersion"] = resource_version
         return parse_node(self._patch(path_of("nodes", None, name), {"metadata": meta}))
 
+    def label_node(self, name: str, labels: Edits) -> None:
+        """Changes labels of a node. Raises: NotFound."""
+        self._patch(path_of("nodes", None, name), {"metadata": {"labels": labels}})
+
     def publish_capacity(self, name: str, capacity: Edits, annotations: Edits) -> None:
         """Changes amounts of a node's capacity and allocatable, and its annotations. Raises: NotFound."""
         self._patch(

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from hami.codec.health import NOT_WATCHED, render_condition
-from hami.codec.keys import ALLOCATION_MODE, MEMORY_WALL, NODE_RESIZES
+from hami.codec.keys import ALLOCATION_MODE, GPU_LABELS, MEMORY_WALL, NODE_RESIZES
 from hami.codec.register import parse_devices
 from hami.devices.config import DRA, OFF, REQUESTS, PluginConfig
 from hami.devices.inventory import DeviceInventory, InventorySnapshot
@@ -20,6 +20,7 @@ from hami.devices.registration import (
     annotation_changes,
     lock_free_changes,
     node_annotations,
+    node_labels,
     render_devices,
 )
 from hami.errors import ClusterError, Conflict, HamiError, NotFound
@@ -132,7 +133,8 @@ class NodeRegistrar(Task):
                 },
             )
         self._has_registered.set()
-        self._publish_capacity(node)
+        self._attempt("labels", node, lambda: self._label(node, snapshot))
+        self._attempt("capacity", node, lambda: self._publish_capacity(node))
         return snapshot
 
     def wait_registered(self, seconds: float) -> bool:
@@ -171,6 +173,8 @@ class NodeRegistrar(Task):
                 )
             if unregister and node is not None:
                 publish_capacity(self._cluster, node, self._vendor, OFF)
+                if self._config.gpu_labels:
+                    self._cluster.label_node(name, dict.fromkeys(GPU_LABELS))
         except ClusterError as error:
             log.warning("node annotations cannot be removed", extra={"node": name, "error": error})
 
@@ -181,19 +185,30 @@ class NodeRegistrar(Task):
         return node
 
     def _publish_capacity(self, node: Node) -> None:
-        """Publishes the sums of the devices that *node* registers. A failure, such as a right that is missing, is only
-        logged: nobody needs them to place or start a pod."""
+        """Publishes the sums of the devices that *node* registers. Raises: HamiError."""
+        publish_capacity(
+            self._cluster, node, self._vendor, self._config.publish_capacity, self._watched_pods
+        )
+
+    def _label(self, node: Node, snapshot: InventorySnapshot) -> None:
+        """Gives *node* its labels. Raises: ClusterError."""
+        wanted = node_labels(snapshot, self._config)
+        changes = {key: text for key, text in wanted.items() if node.labels.get(key) != text}
+        if changes:
+            self._cluster.label_node(node.name, changes)
+            log.info("node labeled", extra={"node": node.name, "labels": changes})
+
+    def _attempt(self, what: str, node: Node, write: Callable[[], None]) -> None:
+        """Writes what nobody needs to place or start a pod: a failure, such as a right that is missing, is only
+        logged."""
         try:
-            publish_capacity(
-                self._cluster, node, self._vendor, self._config.publish_capacity, self._watched_pods
-            )
+            write()
         except HamiError as error:
-            if self._reported.is_new("capacity", str(error)):
-                log.warning(
-                    "node capacity cannot be published", extra={"node": node.name, "error": error}
-                )
+            if self._reported.is_new(what, str(error)):
+                fields = {"node": node.name, "error": error}
+                log.warning("node %s cannot be published", what, extra=fields)
         else:
-            self._reported.clear("capacity")
+            self._reported.clear(what)
 
 
 @contextmanager

@@ -164,6 +164,13 @@ def test_annotate_node_compares_and_swaps_when_asked(version, extra):
     assert api.calls[0][3] == {"metadata": {"annotations": {"a": None}} | extra}
 
 
+def test_labels_of_a_node_are_merged():
+    api, cluster = talk({"metadata": {"name": "gpu-0"}})
+    cluster.label_node("gpu-0", {"a": "1", "b": None})
+    assert api.calls[0][:2] == ("PATCH", "/api/v1/nodes/gpu-0")
+    assert api.calls[0][3] == {"metadata": {"labels": {"a": "1", "b": None}}}
+
+
 def test_capacity_is_published_in_the_status():
     api, cluster = talk({"metadata": {"name": "gpu-0"}})
     cluster.publish_capacity("gpu-0", {"r": "1", "s": None}, {"a": "r"})
@@ -299,6 +306,7 @@ def test_a_read_that_was_too_slow_or_refused_is_not_repeated(error):
 WRITES = [
     ("annotate_pod", lambda c: c.annotate_pod(REF, {})),
     ("annotate_node", lambda c: c.annotate_node("n", {})),
+    ("label_node", lambda c: c.label_node("n", {})),
     ("publish_capacity", lambda c: c.publish_capacity("n", {}, {})),
     ("publish_health", lambda c: c.publish_health("n", {}, {})),
     ("create_event", lambda c: c.create_event("n", {})),

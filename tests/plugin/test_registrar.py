@@ -215,6 +215,37 @@ def test_a_node_is_registered_without_the_right_to_publish(scene, caplog):
     assert caplog.text.count("node capacity cannot be published") == 1
 
 
+@cases(
+    "labels, written",
+    ("new", {}, {"nvidia.com/gpu.count": "2", "nvidia.com/gpu.replicas": "10"}),
+    ("of another number", {"nvidia.com/gpu.count": "8"}, {"nvidia.com/gpu.count": "2"}),
+)
+def test_a_node_gets_the_labels_by_which_opencost_prices_it(labels, written):
+    scene = Scene(gpu_labels=True)
+    node = scene.cluster.nodes["n1"]
+    scene.cluster.put_node(replace(node, labels={**node.labels, "zone": "a"} | labels))
+    for _ in range(2):
+        scene.round()
+    calls = scene.cluster.calls_of("label_node")
+    assert [call.labels.items() >= written.items() for call in calls] == [True]
+    scene.registrar.leave(unregister=False)
+    assert scene.cluster.nodes["n1"].labels["nvidia.com/gpu.count"] == "2"
+    scene.registrar.leave(unregister=True)
+    assert scene.cluster.nodes["n1"].labels == {**node.labels, "zone": "a"}
+
+
+def test_a_node_is_not_labeled_unless_it_is_to_be(scene):
+    scene.round()
+    scene.registrar.leave(unregister=True)
+    assert not scene.cluster.calls_of("label_node")
+
+
+def test_a_node_without_gpus_is_not_labeled():
+    scene = Scene(Source(), gpu_labels=True)
+    scene.round()
+    assert not scene.cluster.calls_of("label_node")
+
+
 def test_pods_are_not_listed_again_while_the_watch_shows_that_the_capacity_is_right():
     scene = Scene(publish_capacity="requests", watched_pods=list)
     for _ in range(5):

@@ -718,6 +718,13 @@ def test_newer_names_of_values_do_the_same(helm, newer, older):
     assert older == {} or helm.template(older) != helm.template()
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_nodes_are_labeled_for_opencost_on_request(helm, enabled):
+    plugin = by_name(helm, devicePlugin={"gpuLabels": enabled})["DaemonSet/hami-device-plugin"]
+    (container,) = plugin["spec"]["template"]["spec"]["containers"]
+    assert ("--gpu-labels=true" in container["command"]) is enabled
+
+
 def test_the_memory_of_moore_threads_cards(helm):
     rendered = str(helm.template({"devices": {"mthreads": {"memoryPerCard": [96, 160]}}}))
     assert r"memoryPerCard:\n  - 96\n  - 160" in rendered
