@@ -16,7 +16,8 @@ from hami.inspect.read_usage import USAGE_NAMESPACE, UsageReader
 from hami.inspect.tables import OutputRecord
 from hami.kube.calls import path_of
 from hami.kube.pages import Requester, read_list
-from hami.scheduling.gpu_hours import WindowShares, budget_use, day_shares
+from hami.scheduling.gpu_hours import day_shares
+from hami.state.gpu_hours import WindowShares, budget_use
 
 Budgets = Mapping[str, GpuHours]
 """By namespace."""

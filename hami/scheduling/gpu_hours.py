@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from hami.codec.gpu_hours import BudgetWindow, GpuHours, hours_text, window_of
+from hami.codec.gpu_hours import BudgetWindow, GpuHours, hours_text
 from hami.codec.times import render_time
 from hami.codec.usage_sums import HOUR_S, UsageDay
 
@@ -52,35 +52,6 @@ class BudgetUse:
             f"namespace {self.namespace} has used {hours_text(self.used_milli)} of the {hours_text(self.hours.milli)} "
             f"GPU-hours of its budget for the {self.hours.period} that ends at {self.end}"
         )
-
-
-class WindowShares:
-    """The amounts of windows, from *days* by their beginnings; each window is summed up once."""
-
-    def __init__(self, days: Mapping[int, NamespaceShares]) -> None:
-        self._days = days
-        self._sums: dict[BudgetWindow, NamespaceShares] = {}
-
-    def of(self, window: BudgetWindow) -> NamespaceShares:
-        """Returns what namespaces have held in *window*."""
-        known = self._sums.get(window)
-        if known is not None:
-            return known
-        sums: dict[str, int] = {}
-        for start, shares in self._days.items():
-            if not window.start <= start < window.end:
-                continue
-            for namespace, share_s in shares.items():
-                sums[namespace] = sums.get(namespace, 0) + share_s
-        self._sums[window] = sums
-        return sums
-
-
-def budget_use(namespace: str, hours: GpuHours, now: int, shares: WindowShares) -> BudgetUse:
-    """Returns what *namespace* has used of a budget of *hours* in the window of *now*."""
-    window = window_of(hours.period, now)
-    share_s = shares.of(window).get(namespace, 0)
-    return BudgetUse(namespace=namespace, hours=hours, window=window, share_s=share_s)
 
 
 def day_shares(day: UsageDay) -> dict[str, int]:

@@ -6,14 +6,43 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 
-from hami.codec.gpu_hours import GpuHours, parse_gpu_hours, window_of
+from hami.codec.gpu_hours import BudgetWindow, GpuHours, parse_gpu_hours, window_of
 from hami.codec.objects import parse_resource_version
 from hami.errors import MalformedInput
 from hami.model import Namespace
-from hami.scheduling.gpu_hours import BudgetUse, NamespaceShares, WindowShares, budget_use
+from hami.scheduling.gpu_hours import BudgetUse, NamespaceShares
 
 MAX_BUDGETS = 5000
 """Namespaces whose budgets are kept; others count as if they had none."""
+
+
+class WindowShares:
+    """The amounts of windows, from *days* by their beginnings; each window is summed up once."""
+
+    def __init__(self, days: Mapping[int, NamespaceShares]) -> None:
+        self._days = days
+        self._sums: dict[BudgetWindow, NamespaceShares] = {}
+
+    def of(self, window: BudgetWindow) -> NamespaceShares:
+        """Returns what namespaces have held in *window*."""
+        known = self._sums.get(window)
+        if known is not None:
+            return known
+        sums: dict[str, int] = {}
+        for start, shares in self._days.items():
+            if not window.start <= start < window.end:
+                continue
+            for namespace, share_s in shares.items():
+                sums[namespace] = sums.get(namespace, 0) + share_s
+        self._sums[window] = sums
+        return sums
+
+
+def budget_use(namespace: str, hours: GpuHours, now: int, shares: WindowShares) -> BudgetUse:
+    """Returns what *namespace* has used of a budget of *hours* in the window of *now*."""
+    window = window_of(hours.period, now)
+    share_s = shares.of(window).get(namespace, 0)
+    return BudgetUse(namespace=namespace, hours=hours, window=window, share_s=share_s)
 
 
 class GpuHoursBudgets:
