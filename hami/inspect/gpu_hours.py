@@ -16,8 +16,7 @@ from hami.inspect.read_usage import USAGE_NAMESPACE, UsageReader
 from hami.inspect.tables import OutputRecord
 from hami.kube.calls import path_of
 from hami.kube.pages import Requester, read_list
-from hami.scheduling.gpu_hours import day_shares
-from hami.state.gpu_hours import WindowShares, budget_use
+from hami.scheduling.gpu_hours import BudgetUse, NamespaceShares, day_shares, window_shares
 
 Budgets = Mapping[str, GpuHours]
 """By namespace."""
@@ -67,10 +66,15 @@ def make_budget_reports(
     budgets: Budgets, days: Iterable[UsageDay], now: int
 ) -> dict[str, BudgetReport]:
     """Returns the reports on *budgets* by namespace, given the days since `first_day`."""
-    shares = WindowShares({day.start: day_shares(day) for day in days})
+    shares = {day.start: day_shares(day) for day in days}
+    used: dict[str, NamespaceShares] = {}  # by period
     reports = {}
     for namespace, hours in budgets.items():
-        use = budget_use(namespace, hours, now, shares)
+        window = window_of(hours.period, now)
+        if hours.period not in used:
+            used[hours.period] = window_shares(shares, window)
+        share_s = used[hours.period].get(namespace, 0)
+        use = BudgetUse(namespace=namespace, hours=hours, window=window, share_s=share_s)
         report = _without_use(hours, now)
         reports[namespace] = msgspec.structs.replace(report, used_gpu_hours=use.used_milli / 1000)
     return reports

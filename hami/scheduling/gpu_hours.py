@@ -54,6 +54,17 @@ class BudgetUse:
         )
 
 
+def window_shares(days: Mapping[int, NamespaceShares], window: BudgetWindow) -> dict[str, int]:
+    """Returns what namespaces have held in *window*, from *days* by their beginnings."""
+    sums: dict[str, int] = {}
+    for start, shares in days.items():
+        if not window.start <= start < window.end:
+            continue
+        for namespace, share_s in shares.items():
+            sums[namespace] = sums.get(namespace, 0) + share_s
+    return sums
+
+
 def day_shares(day: UsageDay) -> dict[str, int]:
     """Returns what namespaces have held in *day*."""
     shares: dict[str, int] = {}

@@ -10,7 +10,7 @@ from hami.codec.gpu_hours import BudgetWindow, GpuHours, parse_gpu_hours, window
 from hami.codec.objects import parse_resource_version
 from hami.errors import MalformedInput
 from hami.model import Namespace
-from hami.scheduling.gpu_hours import BudgetUse, NamespaceShares
+from hami.scheduling.gpu_hours import BudgetUse, NamespaceShares, window_shares
 
 MAX_BUDGETS = 5000
 """Namespaces whose budgets are kept; others count as if they had none."""
@@ -25,24 +25,9 @@ class WindowShares:
 
     def of(self, window: BudgetWindow) -> NamespaceShares:
         """Returns what namespaces have held in *window*."""
-        known = self._sums.get(window)
-        if known is not None:
-            return known
-        sums: dict[str, int] = {}
-        for start, shares in self._days.items():
-            if not window.start <= start < window.end:
-                continue
-            for namespace, share_s in shares.items():
-                sums[namespace] = sums.get(namespace, 0) + share_s
-        self._sums[window] = sums
-        return sums
-
-
-def budget_use(namespace: str, hours: GpuHours, now: int, shares: WindowShares) -> BudgetUse:
-    """Returns what *namespace* has used of a budget of *hours* in the window of *now*."""
-    window = window_of(hours.period, now)
-    share_s = shares.of(window).get(namespace, 0)
-    return BudgetUse(namespace=namespace, hours=hours, window=window, share_s=share_s)
+        if window not in self._sums:
+            self._sums[window] = window_shares(self._days, window)
+        return self._sums[window]
 
 
 class GpuHoursBudgets:
@@ -99,7 +84,9 @@ class GpuHoursBudgets:
         hours = self._hours.get(namespace)
         if hours is None:
             return None
-        return budget_use(namespace, hours, self._now(), self._shares)
+        window = window_of(hours.period, self._now())
+        share_s = self._shares.of(window).get(namespace, 0)
+        return BudgetUse(namespace=namespace, hours=hours, window=window, share_s=share_s)
 
     def uses(self) -> list[tuple[Namespace, BudgetUse]]:
         """Returns the namespaces with budgets, and what they have used."""

@@ -1,12 +1,9 @@
 """The budgets of namespaces, and what of them is used."""
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from hami.codec.gpu_hours import GpuHours
 from hami.codec.usage_sums import DAY_S, HOUR_S
 from hami.model import Namespace
-from hami.state.gpu_hours import MAX_BUDGETS, GpuHoursBudgets, WindowShares, budget_use
+from hami.state.gpu_hours import MAX_BUDGETS, GpuHoursBudgets
 from testing.cases import cases
 
 MONDAY = 1_795_996_800  # 2026-11-30
@@ -100,15 +97,3 @@ def test_the_first_day_is_that_of_the_longest_window():
 def test_the_number_of_budgets_is_bounded():
     made = budgets(*[namespace(f"n{number}") for number in range(MAX_BUDGETS + 1)])
     assert len(made.uses()) == MAX_BUDGETS
-
-
-@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=7), st.data())
-def test_within_a_window_the_use_never_becomes_less(shares, data):
-    """So what was read last may hold a pod back as long as its window lasts."""
-    days = {MONDAY + number * DAY_S: {"team": share} for number, share in enumerate(shares)}
-    first = data.draw(st.integers(0, len(shares) - 1))
-    then = {start: shares for start, shares in days.items() if start <= MONDAY + first * DAY_S}
-    hours = GpuHours(1, "week")
-    before = budget_use("team", hours, MONDAY + first * DAY_S, WindowShares(then))
-    after = budget_use("team", hours, MONDAY + (len(shares) - 1) * DAY_S, WindowShares(days))
-    assert before.share_s <= after.share_s
