@@ -12,6 +12,9 @@ from hami.model import Taint, Toleration
 KEEPS_AWAY = ("NoSchedule", "NoExecute")
 """Effects because of which kube-scheduler does not offer a node."""
 
+MAX_BYTES = 16 << 10
+"""Of the tolerations of a pod that are kept. Those of others, some hundred, would only matter for a replay."""
+
 
 class _Toleration(msgspec.Struct, gc=False, frozen=True):
     key: str = ""
@@ -23,11 +26,15 @@ class _Toleration(msgspec.Struct, gc=False, frozen=True):
 _TOLERATIONS = msgspec.json.Decoder(tuple[_Toleration, ...] | None)
 
 
-@functools.lru_cache(maxsize=256)  # most pods have those that the API server adds
 def parse_tolerations(text: bytes) -> tuple[Toleration, ...]:
-    """Returns the tolerations in *text*, JSON; none if it is empty. Raises: MalformedInput."""
-    if not text:
+    """Returns the tolerations in *text*, JSON; none if it is empty or larger than MAX_BYTES. Raises: MalformedInput."""
+    if not 0 < len(text) <= MAX_BYTES:
         return ()
+    return _parsed(text)
+
+
+@functools.lru_cache(maxsize=256)  # most pods have those that the API server adds
+def _parsed(text: bytes) -> tuple[Toleration, ...]:
     try:
         wire = _TOLERATIONS.decode(text) or ()
     except (msgspec.MsgspecError, RecursionError) as error:

@@ -6,6 +6,7 @@ import pytest
 
 from hami.codec.objects import parse_node
 from hami.codec.pods import parse_pod
+from hami.codec.taints import MAX_BYTES
 from hami.errors import MalformedInput
 from hami.model import Taint, Toleration
 from testing.cases import cases
@@ -42,6 +43,14 @@ def test_taints_that_only_deter_are_left_out():
 )
 def test_tolerations(tolerations, found):
     assert pod_with(tolerations).tolerations == found
+
+
+def test_too_many_tolerations_are_not_kept():
+    """A tenant writes them, and they stay in memory."""
+    toleration = {"key": "a", "operator": "Exists"}
+    size = len(json.dumps(toleration)) + 2
+    assert pod_with([toleration] * (MAX_BYTES // size)).tolerations
+    assert pod_with([toleration] * (MAX_BYTES // size + 2)).tolerations == ()
 
 
 def test_tolerations_that_cannot_be_read():
