@@ -35,7 +35,7 @@ PLUGIN_FLAGS: Sections = {
     ),
     "Registration": section(
         FLAGS,
-        "--allocation-mode --claim-allocator --register-format --publish-capacity "
+        "--allocation-mode --claim-allocator --register-format --publish-capacity --gpu-labels "
         "--topology-score --unregister-on-stop --device-discovery-strategy "
         "--fail-on-init-error --health-bind-address --kube-timeout",
     ),
