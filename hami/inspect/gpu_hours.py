@@ -11,7 +11,7 @@ from hami.codec.gpu_hours import GpuHours, parse_gpu_hours, window_of
 from hami.codec.objects import parse_namespace
 from hami.codec.times import render_time
 from hami.codec.usage_sums import UsageDay
-from hami.errors import HamiError, MalformedInput
+from hami.errors import HamiError, MalformedInput, NotFound
 from hami.inspect.read_usage import USAGE_NAMESPACE, UsageReader
 from hami.inspect.tables import OutputRecord
 from hami.kube.calls import path_of
@@ -52,6 +52,8 @@ def read_budgets(request: Requester, namespace: str, note: Callable[[str], None]
             take(request("GET", path_of("namespaces", None, namespace)))
         else:
             read_list(request, "namespaces", path_of("namespaces", None), {}, take, _no_progress)
+    except NotFound:  # a namespace that has been deleted
+        return budgets
     except HamiError as error:
         note(f"{error}; budgets are not shown")
     return budgets

@@ -1,25 +1,38 @@
 """A computation in another process."""
 
 import os
+import subprocess
+import sys
 import threading
 
 from hami.runtime.beside import Beside
+from testing.cases import cases
+
+PROGRAM = """
+import os
+from hami.runtime.beside import Beside
+
+parent = os.getpid()
+
+def compute():
+    is_other = os.getpid() != parent
+    {}
+    return is_other, os.getppid() == parent
+
+print(*Beside(compute).result())
+"""
 
 
-def test_it_computes_in_another_process():
-    parent = os.getpid()
-    assert Beside(lambda: (os.getpid() != parent, os.getppid() == parent)).result() == (True, True)
-
-
-def test_a_process_that_dies_is_replaced_by_this_one():
-    parent = os.getpid()
-
-    def compute():
-        if os.getpid() != parent:
-            os._exit(1)
-        return "here"
-
-    assert Beside(compute).result() == "here"
+@cases(
+    "more, printed",
+    ("in another process", "", "True True"),
+    ("that dies: in this one", "if is_other: os._exit(1)", "False False"),
+)
+def test_it_computes(more, printed):
+    """In a process of its own: that of the tests may have threads."""
+    command = [sys.executable, "-c", PROGRAM.format(more)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == printed
 
 
 def test_beside_other_threads_it_computes_here():
