@@ -13,9 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import urllib3
+
 from hami.codec.keys import ASSIGNED_NODE
 from testing import audit
-from testing.eventually import WaitTimeout
+from testing.eventually import WaitTimeout, eventually
 from testing.kube import ApiError, Kube
 from testing.nodes import REGISTER, Gpu, fake_node, gpu, register_text, registered
 from testing.vendor_nodes import Outfit, vendor_node
@@ -96,7 +98,7 @@ class Sandbox:
     def empty(self) -> None:
         """Deletes the pods at once, then the nodes."""
         self.kube.delete_all("Job", self.namespace)
-        self.kube.delete_all("Pod", self.namespace, grace_seconds=0, timeout=EMPTY_SECONDS)
+        eventually(self._has_deleted_pods, "the sandbox's pods are deleted", timeout=EMPTY_SECONDS)
         self.kube.wait(
             "Pod",
             lambda pods: not pods,
@@ -106,6 +108,19 @@ class Sandbox:
         )
         for node in self.kube.list("Node", labelSelector=f"{LABEL}={self.namespace}"):
             self.kube.delete("Node", node["metadata"]["name"])
+
+    def _has_deleted_pods(self) -> bool:
+        """Deletes the pods; reports whether that was all of them. After a minute, the API server ends a request, as for
+        500 pods on a busy machine: the next one goes on."""
+        try:
+            self.kube.delete_all("Pod", self.namespace, grace_seconds=0, timeout=EMPTY_SECONDS)
+        except urllib3.exceptions.ProtocolError:
+            return False
+        except ApiError as error:
+            if error.status != 504:
+                raise
+            return False
+        return True
 
     # -- nodes
 
