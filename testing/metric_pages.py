@@ -102,7 +102,7 @@ def _memory_wall() -> Any:
     """What looks after the driver's limits, as far as metrics ask for it."""
     use = DriverUse(pod().ref, "main", "GPU-a", 4096)
     probe = SimpleNamespace(state=lambda: "misc", reason_off=str, backend=lambda: "misc")
-    return SimpleNamespace(probe=probe, uses=lambda: (use,), repairs=lambda: 1, unlimited=lambda: 0)
+    return SimpleNamespace(probe=probe, uses=lambda: (use,), repairs=lambda: 1, failed=lambda: 0)
 
 
 def scheduler_page() -> str:

@@ -81,13 +81,13 @@ def _wall_metrics(node: str, wall: WallKeeper) -> Iterator[Metric]:
     )
     repairs.add_metric((node,), wall.repairs())
     yield repairs
-    unlimited = GaugeMetricFamily(
+    failed = GaugeMetricFamily(
         "hami_memory_wall_failed_containers",
         "Running containers for which the driver's limit could not be set",
         labels=("node",),
     )
-    unlimited.add_metric((node,), wall.unlimited())
-    yield unlimited
+    failed.add_metric((node,), wall.failed())
+    yield failed
     used = GaugeMetricFamily(
         "hami_container_driver_bytes",
         "Memory of a device that a container uses, as the driver counts it for its limit",

@@ -69,7 +69,7 @@ class WallKeeper(Task):
         self._growing: dict[tuple[str, str], tuple[float, Mapping[str, int]]] = {}
         self._uses: tuple[DriverUse, ...] = ()
         self._repairs = 0
-        self._unlimited: set[str] = set()
+        self._failed = 0
         self._reported = OncePerKey()
 
     def uses(self) -> tuple[DriverUse, ...]:
@@ -80,26 +80,29 @@ class WallKeeper(Task):
         """Returns how many limits had been lost and were set again."""
         return self._repairs
 
-    def unlimited(self) -> int:
-        """Returns for how many containers that run the driver's limits could not be set, as of the last look."""
-        return len(self._unlimited)
+    def failed(self) -> int:
+        """Returns for how many running containers the driver's limits could not be set at the last look."""
+        return self._failed
 
     def step(self) -> float:
         """Looks at all containers; returns the seconds until the next look."""
         uses: list[DriverUse] = []
+        failed = 0
         pods = self._pods()
         names = _names(pods or ())
-        self._unlimited &= names.keys()
         try:
             if pods is not None:
                 self._records.sweep(names)
             if not self.probe.reason_off():
                 with self._lock:
                     for id in self._records.ids():
-                        uses += self._tried(id, names.get(id))
+                        found = self._tried(id, names.get(id))
+                        uses += found or ()
+                        failed += found is None and id in names
         except HamiError as error:
             self._warn(error)
         self._uses = tuple(uses)
+        self._failed = failed
         return CHECK_S
 
     def allow(self, uid: str, container: str, limits: Iterable[DeviceLimit]) -> None:
@@ -119,23 +122,19 @@ class WallKeeper(Task):
                 if record is not None and record.group:
                     self._look(id, record, named)
 
-    def _tried(self, id: str, named: _Named | None) -> list[DriverUse]:
-        """As `_look`; an error is logged once, and the next container gets its turn."""
-        uses: list[DriverUse] = []
+    def _tried(self, id: str, named: _Named | None) -> list[DriverUse] | None:
+        """As `_look`; ``None`` after an error, which is logged once: the next container gets its turn."""
         try:
             record = self._records.read(id)
-            if record is not None and not record.group:
+            if record is None:
+                return []
+            if not record.group:
                 problem = record.problem or "its control group is not known"
                 raise HostError(f"container {id}: {problem}")
-            if record is not None:
-                uses = self._look(id, record, named)
+            return self._look(id, record, named)
         except HamiError as error:
             self._warn(error)
-            if named is not None:
-                self._unlimited.add(id)
-        else:
-            self._unlimited.discard(id)
-        return uses
+            return None
 
     def _look(self, id: str, record: WallRecord, named: _Named | None) -> list[DriverUse]:
         """Sets the limits of a container that are not as they should be. Raises: HamiError."""

@@ -205,12 +205,12 @@ def test_a_container_whose_limit_could_not_be_set_is_counted(stage, caplog):
     """The limiter still limits it: it may grow."""
     stage.record("group \nproblem cannot open libnvidia-ml.so.1\n")
     stage.keeper.step()
-    assert stage.keeper.unlimited() == 1
+    assert stage.keeper.failed() == 1
     assert str(caplog.records[-1].error).endswith(f"{ID}: cannot open libnvidia-ml.so.1")
     assert stage.resize(8) is not None
     stage.record(f"group /kubepods/pod1/{ID}\nlimit {A}={4 * GIB}\n")
     stage.keeper.step()
-    assert stage.keeper.unlimited() == 0
+    assert stage.keeper.failed() == 0
 
 
 def test_a_container_that_has_ended_is_not_counted(stage):
@@ -218,7 +218,7 @@ def test_a_container_that_has_ended_is_not_counted(stage):
     stage.keeper.step()
     stage.knows_pods = False
     stage.keeper.step()
-    assert stage.keeper.unlimited() == 0
+    assert stage.keeper.failed() == 0
 
 
 @cases(
