@@ -16,13 +16,14 @@ from benchmarks import fleet
 from benchmarks.processes import Cpu, Run, disturbed
 from benchmarks.replica import Replica, stub_api
 from benchmarks.rows import Latency, Row, ratio, remarks
+from hami.codec.documents import parse_own_yaml
 from testing.cluster import MANIFESTS, LocalCluster
 from testing.eventually import eventually
 from testing.kube import ApiError, Kube, path_of
 from testing.nodes import fake_node, gpus
 from testing.pods import pod
 from testing.scheduler import Certificates, Scheduler, install, webhook_configuration
-from testing.yaml_text import read_document, read_documents
+from testing.yaml_text import read_documents
 
 __all__ = ["NOTHING", "POLICIES", "WEBHOOK", "creation_rows", "switch_to", "webhook_rows"]
 
@@ -277,7 +278,7 @@ def switch_to(mode: str, kube: Kube, scheduler: Scheduler) -> None:
     own = read_documents((COMPONENT / "policies.yaml").read_text())
     webhooks = webhook_configuration(scheduler.certificates, scheduler.port)
     if mode == POLICIES:
-        patch = read_document((COMPONENT / "webhook.yaml").read_text())[-1]
+        patch = parse_own_yaml((COMPONENT / "webhook.yaml").read_text())[-1]
         webhooks["webhooks"][1]["matchConditions"] = patch["value"]
     for item in (*policies, webhooks, *own):
         if mode == NOTHING or (item in own and mode == WEBHOOK):

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from hami.codec.documents import parse_own_yaml
 from hami.dashboard.history import expression
 from hami.scheduler.opencost import DeviceContainers, allocation_family
 from testing import binaries
@@ -19,11 +20,10 @@ from testing.builders import ONLY_NVIDIA
 from testing.cases import cases
 from testing.metric_pages import monitor_page, plugin_page, scheduler_page
 from testing.usage_stage import UsageReplica, UsageStage, bound
-from testing.yaml_text import read_document
 
 ROOT = Path(__file__).parent.parent
 RULES = ROOT / "monitoring" / "alerts.yaml"
-GROUPS = read_document(RULES.read_text())["groups"]
+GROUPS = parse_own_yaml(RULES.read_text())["groups"]
 NAMES = {rule["alert"] for group in GROUPS for rule in group["rules"] if "alert" in rule}
 DASHBOARDS = sorted((ROOT / "dashboards").glob("*.json"))
 NAMESPACE = "team"  # of all series that have a namespace

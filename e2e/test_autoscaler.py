@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import urllib3
 
+from hami.codec.documents import parse_own_yaml
 from hami.inspect.snapshot import parse_snapshot
 from hami.model import Pod
 from hami.quantity import MIB, parse_quantity
@@ -26,7 +27,6 @@ from testing.pods import pod
 from testing.processes import group_members
 from testing.sandbox import Sandbox
 from testing.scheduler import Certificates, Scheduler
-from testing.yaml_text import read_document
 
 Object = dict[str, Any]
 GROUP = ("--model", "NVIDIA A100-SXM4-80GB", "--count", "8", "--memory", "81920")
@@ -35,7 +35,7 @@ GROUP = ("--model", "NVIDIA A100-SXM4-80GB", "--count", "8", "--memory", "81920"
 def templates(local: LocalCluster, count: int) -> list[Object]:
     """Returns nodes of a group: half of them with the annotations, the others with the labels that the
     command prints."""
-    node = read_document(hami(local.kubeconfig, "render-template", *GROUP).text)
+    node = parse_own_yaml(hami(local.kubeconfig, "render-template", *GROUP).text)
     nodes = [copy.deepcopy(node) for _ in range(count)]
     for number, made in enumerate(nodes):
         made["metadata"]["name"] = f"template-node-for-a100-{number}"
@@ -234,7 +234,7 @@ def large(template: Object, asked: Object) -> bytes:
 
 def shipped_limit() -> int:
     """Returns the bytes that the shipped Deployment permits the container."""
-    deployment = read_document((MANIFESTS / "deployment.yaml").read_text())
+    deployment = parse_own_yaml((MANIFESTS / "deployment.yaml").read_text())
     (extender,) = (
         item
         for item in deployment["spec"]["template"]["spec"]["containers"]

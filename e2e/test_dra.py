@@ -14,6 +14,7 @@ import pytest
 
 from hami.codec.claim_spec import Inexpressible, render_claim_spec
 from hami.codec.claims import AllocatedClaim, CorePolicy, parse_claim
+from hami.codec.documents import parse_own_yaml
 from hami.codec.slices import (
     DRIVER,
     device_name,
@@ -45,7 +46,7 @@ from testing.kube import Kube, path_of
 from testing.people import DEVICE_CONFIG, hami
 from testing.pods import container, pod
 from testing.sandbox import Sandbox
-from testing.yaml_text import read_document, read_documents
+from testing.yaml_text import read_documents
 
 Object = dict[str, Any]
 pytestmark = pytest.mark.since(*FIRST)
@@ -801,7 +802,7 @@ def test_a_pod_that_names_a_resource_only_gets_a_card(cluster, sandbox, resource
 
 def pieces() -> list[Object]:
     """The requests that the page shows on their own, each in a list."""
-    blocks = [read_document(text) for text in EXAMPLES if "\n---\n" not in text]
+    blocks = [parse_own_yaml(text) for text in EXAMPLES if "\n---\n" not in text]
     return [
         item
         for block in blocks
@@ -814,7 +815,7 @@ def pieces() -> list[Object]:
 def test_the_documented_claim_for_an_instance_is_allocated(sandbox):
     publish(sandbox, n0=[divided()])
     (request,) = (
-        item for text in EXAMPLES if "mig.hami.io" in text for item in read_document(text)
+        item for text in EXAMPLES if "mig.hami.io" in text for item in parse_own_yaml(text)
     )
     assert taken(sandbox, "p", request) == ["0-3g-40gb-4"]
 
@@ -829,7 +830,7 @@ def test_the_documented_claims_are_allocated(sandbox):
     (device,) = claim_of(sandbox, "slice").requests[0].devices
     assert (device.memory_mib, device.cores, device.share_milli) == (3000, 30, 10_000)
     constraints, config = (
-        read_document(text) for text in EXAMPLES if text.startswith(("constraints:", "config:"))
+        parse_own_yaml(text) for text in EXAMPLES if text.startswith(("constraints:", "config:"))
     )
     cards = {}
     for number, request in enumerate(pieces()):

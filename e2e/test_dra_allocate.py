@@ -20,6 +20,7 @@ import urllib3
 
 from hami import model
 from hami.codec.claims import AllocatedClaim, parse_claim
+from hami.codec.documents import parse_own_yaml
 from hami.codec.slices import DRIVER, is_instance, pool_name, render_slices
 from hami.model import Device, Selector
 from testing import audit, binaries
@@ -46,7 +47,6 @@ from testing.pods import container, init, pod, sidecar
 from testing.priorities import add_priorities, of_priority
 from testing.sandbox import Sandbox
 from testing.scheduler import Certificates, Scheduler
-from testing.yaml_text import read_document
 
 Object = dict[str, Any]
 pytestmark = pytest.mark.since(*FIRST)
@@ -85,7 +85,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 def with_profiles(config: Object) -> None:
     """Makes *config* that of the component."""
-    shipped = read_document((ALLOCATE / "scheduler-config.yaml").read_text())
+    shipped = parse_own_yaml((ALLOCATE / "scheduler-config.yaml").read_text())
     shipped["extenders"][0]["urlPrefix"] = config["extenders"][0]["urlPrefix"]
     config.update(shipped)
 

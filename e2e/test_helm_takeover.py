@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from hami.codec.documents import parse_own_yaml
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
 from testing.accounts import may
@@ -27,7 +28,6 @@ from testing.people import DEVICE_CONFIG, hami
 from testing.pods import pod
 from testing.scheduler import EXTENDER, Certificates, Scheduler, account_token
 from testing.takeover import ALLOCATED, NAMESPACE, SECRET, TakeOver, is_running, remains
-from testing.yaml_text import read_document
 
 Object = dict[str, Any]
 MAINTENANCE = (CHART.parents[1] / "docs" / "maintenance.md").read_text()
@@ -133,7 +133,7 @@ def test_a_release_of_hami_is_replaced_and_brought_back(
         rules = kube.get("ClusterRole", "hami-device-plugin")["rules"]
         assert "update" in rules[-1]["verbs"]
         assert bound(kube) == ["hami-scheduler-extender", "hami-scheduler"]
-        config = read_document(
+        config = parse_own_yaml(
             kube.get("ConfigMap", "hami-scheduler-device", NAMESPACE)["data"]["device-config.yaml"]
         )
         assert config["nvidia"]["deviceSplitCount"] == 5

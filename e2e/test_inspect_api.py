@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hami.codec.config_maps import render_config_map
+from hami.codec.documents import parse_own_yaml
 from hami.codec.usage_objects import render_current
 from hami.codec.usage_sums import DAY_S, HeldAmounts, UsageDay, UsageKey, UsageSums, day_start
 from testing.accounts import account
@@ -23,7 +24,6 @@ from testing.pods import pod
 from testing.processes import free_port
 from testing.sandbox import Sandbox
 from testing.scheduler import NAMESPACE, SCHEDULER, Certificates
-from testing.yaml_text import read_document
 
 USAGE = "hami-usage"
 INSPECT = COMPONENT.parent / "inspect-api"
@@ -64,7 +64,7 @@ def fronted(tmp_path: Path) -> Iterator[LocalCluster]:
             cert_file=str(certificates.cert_file),
             key_file=str(certificates.key_file),
         ):
-            kube.call("POST", SERVICES, read_document((INSPECT / "api-service.yaml").read_text()))
+            kube.call("POST", SERVICES, parse_own_yaml((INSPECT / "api-service.yaml").read_text()))
             eventually(
                 lambda: is_available(kube),
                 lambda: f"the API server reaches the group: {conditions(kube)}",

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from hami.codec.documents import parse_own_yaml
 from hami.codec.keys import NODE_RESIZES, RESIZE, RESIZE_APPLIED, RESIZED
 from hami.codec.resize import AppliedSizes, render_applied
 from testing.accounts import account, permitted
@@ -17,7 +18,6 @@ from testing.people import DEVICE_CONFIG, hami
 from testing.pods import container, job, pod
 from testing.processes import free_port
 from testing.scheduler import account_kubeconfig
-from testing.yaml_text import read_document
 
 BINPACK = {"hami.io/node-scheduler-policy": "binpack"}
 PLUGIN = f"""\
@@ -75,7 +75,7 @@ def test_rows_in_each_form(ask, shared):
     rows = ask("top", "nodes", mine, "-o", "json")
     assert names(rows) == full
     assert names(ask("top", "pods", "-o", "json")) == ["a", "b", "large"]
-    assert read_document(ask("top", "nodes", mine, "-o", "yaml").output) == rows.document
+    assert parse_own_yaml(ask("top", "nodes", mine, "-o", "yaml").output) == rows.document
     table, wide = (
         ask("top", "cards", *full).text.splitlines(),
         ask("top", "cards", *full, "-o", "wide").text,

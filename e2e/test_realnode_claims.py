@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hami.codec.documents import parse_own_yaml
 from hami.codec.keys import ALLOCATION_MODE, LOCK_FREE, MANAGED_TAINT
 from hami.codec.slices import DRIVER, device_name, pool_name
 from testing.claims import (
@@ -30,7 +31,7 @@ from testing.realnode import RealNode, missing
 from testing.sandbox import Sandbox
 from testing.scheduler import Certificates, Scheduler
 from testing.shown import seen, shower, showing
-from testing.yaml_text import read_document, read_documents
+from testing.yaml_text import read_documents
 
 pytestmark = [pytest.mark.since(*FIRST), pytest.mark.timeout(300)]
 Object = dict[str, Any]
@@ -42,7 +43,7 @@ def cluster() -> Iterator[LocalCluster]:
     """A control plane with the configuration of kube-scheduler that the component installs."""
 
     def with_profile(config: Object) -> None:
-        shipped = read_document((ALLOCATE / "scheduler-config.yaml").read_text())
+        shipped = parse_own_yaml((ALLOCATE / "scheduler-config.yaml").read_text())
         config["profiles"] = shipped["profiles"]
         config["extenders"][0]["managedResources"] = shipped["extenders"][0]["managedResources"]
 

@@ -11,6 +11,7 @@ import pytest
 import urllib3
 import yaml
 
+from hami.codec.documents import parse_own_yaml
 from hami.codec.keys import ALLOCATION_MODE
 from hami.codec.slices import DRIVER, device_name, pool_name
 from hami.model import Selector
@@ -32,7 +33,7 @@ from testing.realnode import RealNode
 from testing.restarts import kill_container, restarted, views
 from testing.sandbox import Sandbox
 from testing.shown import seen, shower, showing
-from testing.yaml_text import read_document, read_documents
+from testing.yaml_text import read_documents
 
 pytestmark = [pytest.mark.kind, pytest.mark.since(1, 36)]
 Object = dict[str, Any]
@@ -445,7 +446,7 @@ def test_containers_share_all_of_their_requests_or_none(sandbox, real, driver):
 
 def test_strict_mode_holds_for_claims_of_users(sandbox, real, driver):
     """And what the webhook hides of containers that request no resource is visible by a claim."""
-    config = read_document((MANIFESTS / "device-config.yaml").read_text())
+    config = parse_own_yaml((MANIFESTS / "device-config.yaml").read_text())
     config["nvidia"]["strict"] = True
     (real.path(HOOK) / "strict.yaml").write_text(yaml.safe_dump(config))
     driver.stop()

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from hami.codec.documents import parse_own_yaml
 from testing.cluster import MANIFESTS, SCHEDULER
 from testing.kube import Kube
 from testing.pods import container, pod
 from testing.scheduler import EXTENDER
-from testing.yaml_text import read_document
 
 pytestmark = pytest.mark.kind
 Object = dict[str, Any]
@@ -22,7 +22,7 @@ SECRET = f"{EXTENDER}-token"
 
 def shipped() -> Object:
     """Returns the pod of the scheduler with its users and tokens alone; each container prints its token."""
-    spec = read_document((MANIFESTS / "deployment.yaml").read_text())["spec"]["template"]["spec"]
+    spec = parse_own_yaml((MANIFESTS / "deployment.yaml").read_text())["spec"]["template"]["spec"]
     made = pod("scheduler", scheduler=SCHEDULER)
     made["spec"] |= {
         key: spec[key] for key in ("serviceAccountName", "automountServiceAccountToken")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from hami.codec.documents import parse_own_yaml
 from testing.accounts import (
     account,
     binding,
@@ -33,7 +34,7 @@ from testing.pods import container, init, pod
 from testing.sandbox import ALLOCATED, Sandbox, served
 from testing.scheduler import Certificates, Scheduler, account_token, redirect_webhook
 from testing.vendors import MUTEX, PHASE, VENDORS
-from testing.yaml_text import read_document, read_documents
+from testing.yaml_text import read_documents
 
 Object = dict[str, Any]
 TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
@@ -1128,7 +1129,7 @@ def test_a_role_lets_people_refuse_preemption_of_pods_that_exist(sandbox, tenant
 @contextlib.contextmanager
 def configured(kube: Kube, name: str) -> Iterator[Object]:
     """Creates a configuration with the shipped webhooks, which no request reaches."""
-    made = read_document((MANIFESTS / "webhook.yaml").read_text())
+    made = parse_own_yaml((MANIFESTS / "webhook.yaml").read_text())
     made["metadata"]["name"] = name
     for webhook in made["webhooks"]:
         webhook["namespaceSelector"] = {"matchLabels": {"hami-e2e/webhook": "none"}}
@@ -1360,7 +1361,7 @@ def test_a_role_permits_the_work_of_a_plugin_of_another_vendor(sandbox, running)
 
 def strict_config(scheduler: Scheduler) -> str:
     """Writes the device configuration with ``strict``; returns its path."""
-    config = read_document((MANIFESTS / "device-config.yaml").read_text())
+    config = parse_own_yaml((MANIFESTS / "device-config.yaml").read_text())
     config["nvidia"]["strict"] = True
     path = scheduler.cluster.folder / "strict-device-config.yaml"
     path.write_text(yaml.safe_dump(config))
@@ -1454,11 +1455,11 @@ def test_strict_mode_holds_for_pods_of_another_scheduler(sandbox, tenant):
 @pytest.fixture
 def all_pods(sandbox: Sandbox, scheduler: Scheduler, certificates: Certificates) -> Iterator[None]:
     """The webhook receives all pods, as with the component ``strict``."""
-    component = read_document(
+    component = parse_own_yaml(
         (MANIFESTS.parent / "components" / "strict" / "kustomization.yaml").read_text()
     )
     (patch,) = component["patches"]
-    patched(sandbox.kube, "hami-webhook", *read_document(patch["patch"]))
+    patched(sandbox.kube, "hami-webhook", *parse_own_yaml(patch["patch"]))
 
     def hides() -> bool:
         made = sandbox.kube.dry_run(pod("probe"), sandbox.namespace)

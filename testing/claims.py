@@ -12,6 +12,7 @@ from typing import Any
 import jsonpatch
 
 from hami.codec.claim_spec import render_claim_spec
+from hami.codec.documents import parse_own_yaml
 from hami.codec.slices import DRIVER
 from hami.model import Request, Selector
 from testing import binaries
@@ -23,7 +24,7 @@ from testing.pods import pod
 from testing.realnode import RealNode
 from testing.sandbox import Sandbox
 from testing.scheduler import Certificates, Scheduler, install, webhook_configuration
-from testing.yaml_text import read_document, read_documents
+from testing.yaml_text import read_documents
 
 __all__ = [
     "ALLOCATE",
@@ -174,8 +175,8 @@ def wait_published(plugin: DevicePlugin) -> None:
 
 def call_webhooks(kube: Kube, certificates: Certificates, port: int) -> None:
     """Applies the webhooks for claims with the address of a process on this machine."""
-    base = read_document((MANIFESTS / "webhook.yaml").read_text())
-    patched = jsonpatch.apply_patch(base, read_document((ALLOCATE / "webhook.yaml").read_text()))
+    base = parse_own_yaml((MANIFESTS / "webhook.yaml").read_text())
+    patched = jsonpatch.apply_patch(base, parse_own_yaml((ALLOCATE / "webhook.yaml").read_text()))
     kube.apply(webhook_configuration(certificates, port, configuration=patched))
 
 

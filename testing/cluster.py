@@ -20,13 +20,14 @@ from typing import Any
 import urllib3
 import yaml
 
+from hami.codec.documents import parse_own_yaml
 from testing import binaries as control_plane
 from testing import reaper
 from testing.eventually import WaitTimeout, eventually
 from testing.kube import ApiError, Kube
 from testing.processes import Program, free_port
 from testing.rights import audit_policy
-from testing.yaml_text import read_document, read_documents
+from testing.yaml_text import read_documents
 
 __all__ = [
     "FAKE_NODE",
@@ -63,7 +64,7 @@ def scheduler_config(
     """Returns the shipped KubeSchedulerConfiguration with its extender at *extender_port* (``None``: no extender).
 
     *folder*: that of the base, or of a component."""
-    config: Object = read_document((folder / "scheduler-config.yaml").read_text())
+    config: Object = parse_own_yaml((folder / "scheduler-config.yaml").read_text())
     if extender_port is None:
         del config["extenders"]
     else:

@@ -19,8 +19,9 @@ import urllib3
 import yaml
 from kubernetes import config as kubernetes_config
 
+from hami.codec.documents import parse_own_yaml
 from testing.eventually import WaitTimeout
-from testing.yaml_text import read_document, read_documents
+from testing.yaml_text import read_documents
 
 __all__ = ["ApiError", "Kube", "path_of", "write_impersonation", "write_kubeconfig"]
 
@@ -458,7 +459,7 @@ class Kube:
 
 def write_kubeconfig(source: Path, token: str, target: Path) -> Path:
     """Writes the configuration *source* with *token* as credentials to *target*, which only the owner may read."""
-    config: Object = read_document(source.read_text())
+    config: Object = parse_own_yaml(source.read_text())
     config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
     target.touch(mode=0o600)
     target.write_text(yaml.safe_dump(config))
@@ -467,7 +468,7 @@ def write_kubeconfig(source: Path, token: str, target: Path) -> Path:
 
 def write_impersonation(source: Path, user: str, target: Path) -> Path:
     """Writes the configuration *source* to *target*, such that its administrator acts as *user*."""
-    config: Object = read_document(source.read_text())
+    config: Object = parse_own_yaml(source.read_text())
     for item in config["users"]:
         item["user"]["as"] = user
     target.touch(mode=0o600)

@@ -14,8 +14,8 @@ from pathlib import Path
 import urllib3
 import yaml
 
+from hami.codec.documents import parse_own_yaml
 from testing.kube import Kube
-from testing.yaml_text import read_document
 
 __all__ = ["LateWatch"]
 
@@ -49,7 +49,7 @@ class LateWatch:
 
     def kubeconfig(self, source: Path, target: Path) -> Path:
         """Writes the configuration *source* with the address of the proxy to *target*."""
-        config = read_document(source.read_text())
+        config = parse_own_yaml(source.read_text())
         for entry in config["clusters"]:
             entry["cluster"] = {"server": f"http://127.0.0.1:{self.server.server_port}"}
         target.touch(mode=0o600)

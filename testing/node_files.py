@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from hami.codec.documents import parse_own_yaml
 from testing.cluster import LocalCluster
-from testing.yaml_text import read_document
 
 __all__ = ["CONTAINERD_1", "CONTAINERD_2", "TUNABLES", "control_group", "write_node_files"]
 
@@ -229,7 +229,7 @@ def node_kubeconfig(cluster: LocalCluster, name: str) -> Object:
             )
         ),
     }
-    config: Object = read_document(cluster.kubeconfig.read_text())
+    config: Object = parse_own_yaml(cluster.kubeconfig.read_text())
     return config | {"users": [{"name": item["name"], "user": user} for item in config["users"]]}
 
 

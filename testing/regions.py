@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import hami
+from hami.codec.documents import parse_own_yaml
 from hami.node.region_layout import COMPUTE_SIZE, REGION_SIZE
 from hami.quantity import MIB
 from testing.cluster import MANIFESTS
@@ -22,7 +23,6 @@ from testing.realnode import IMAGE, RealNode
 from testing.restarts import kill_container, restarted
 from testing.sandbox import Sandbox
 from testing.shown import shower
-from testing.yaml_text import read_document
 
 __all__ = ["FOLDER", "find_limits_again", "mounted", "run_in"]
 
@@ -65,8 +65,8 @@ def mounted(sandbox: Sandbox, real: RealNode) -> Iterator[None]:
 
 def mounting(real: RealNode) -> Object:
     """Returns a pod with the init container of the component, on the node."""
-    patch = read_document(COMPONENT.read_text())["patches"][0]["patch"]
-    made = read_document(patch)[0]["value"]
+    patch = parse_own_yaml(COMPONENT.read_text())["patches"][0]["patch"]
+    made = parse_own_yaml(patch)[0]["value"]
     (mount,) = made["volumeMounts"]
     assert [word.partition("=")[0] for word in made["command"]] == [
         "hami",

@@ -23,13 +23,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from hami.codec.documents import parse_own_yaml
 from testing.cluster import SCHEDULER, LocalCluster
 from testing.eventually import eventually
 from testing.kube import ApiError, Kube, write_kubeconfig
 from testing.pods import pod
 from testing.processes import Program, free_port
 from testing.revision import THIS, Revision
-from testing.yaml_text import read_document
 
 __all__ = [
     "EXTENDER",
@@ -195,7 +195,7 @@ def webhook_configuration(
     configuration: Object | None = None,
 ) -> Object:
     """Returns the shipped *configuration* (default: of the base) with the address of a process on this machine."""
-    configuration = configuration or read_document(
+    configuration = configuration or parse_own_yaml(
         (revision.manifests / "webhook.yaml").read_text()
     )
     for webhook in configuration["webhooks"]:
@@ -264,7 +264,7 @@ def shipped_flags(
     revision: Revision = THIS,
 ) -> dict[str, str]:
     """Returns the flags of a container of the manifests, with underscores; default: the extender."""
-    workload = read_document((revision.manifests / file).read_text())
+    workload = parse_own_yaml((revision.manifests / file).read_text())
     containers = {item["name"]: item for item in workload["spec"]["template"]["spec"]["containers"]}
     command = containers[container]["command"]
     words = (word.removeprefix("--").split("=", 1) for word in command if word.startswith("--"))

@@ -21,13 +21,13 @@ from typing import Any
 
 import yaml
 
+from hami.codec.documents import parse_own_yaml
 from testing.cluster import MANIFESTS, SCHEDULER
 from testing.eventually import eventually
 from testing.hami_values import upstream_values
 from testing.helm_chart import CHART, Helm
 from testing.kube import ApiError, Kube, path_of, summary
 from testing.scheduler import Certificates, is_admitted
-from testing.yaml_text import read_document
 
 __all__ = ["ALLOCATED", "NAMESPACE", "SECRET", "TakeOver", "remains", "remove"]
 
@@ -154,7 +154,7 @@ class TakeOver:
         """Installs the stand-in from *folder* with values of a user, and does what the jobs of HAMi's chart do for the
         certificate."""
         shutil.copytree(RELEASE, folder, dirs_exist_ok=True)
-        chart = read_document((folder / "Chart.yaml").read_text())
+        chart = parse_own_yaml((folder / "Chart.yaml").read_text())
         (folder / "Chart.yaml").write_text(
             yaml.safe_dump({**chart, "version": version, "appVersion": version})
         )
@@ -191,7 +191,7 @@ class TakeOver:
 
     def _are_plugins_available(self) -> bool:
         """Reports whether the plugins have been ready for as long as our DaemonSet demands."""
-        demanded = read_document((MANIFESTS / "device-plugin.yaml").read_text())["spec"][
+        demanded = parse_own_yaml((MANIFESTS / "device-plugin.yaml").read_text())["spec"][
             "minReadySeconds"
         ]
         latest = datetime.now(UTC) - timedelta(

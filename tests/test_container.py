@@ -15,9 +15,9 @@ from packaging.utils import canonicalize_name
 
 from hami import __version__
 from hami.cli import main
+from hami.codec.documents import parse_own_yaml
 from hami.node.host import LIBRARY
 from hami.node.library import CHECKSUMS
-from testing.yaml_text import read_document
 
 ROOT = Path(__file__).parent.parent
 SETUP = configparser.ConfigParser()
@@ -222,7 +222,7 @@ def test_the_limiter_is_the_release_build_for_the_architecture_of_the_image():
 
 
 def test_ports_and_user_match_the_manifest():
-    deployment = read_document((ROOT / "manifests" / "base" / "deployment.yaml").read_text())
+    deployment = parse_own_yaml((ROOT / "manifests" / "base" / "deployment.yaml").read_text())
     spec = deployment["spec"]["template"]["spec"]
     ours = [container for container in spec["containers"] if container["name"] != "kube-scheduler"]
     ports = [port["containerPort"] for container in ours for port in container["ports"]]

@@ -17,6 +17,7 @@ import yaml
 from hami import __version__
 from hami.cli import main
 from hami.codec.device_config import DeviceConfigFile, chart_config, parse_device_config
+from hami.codec.documents import parse_own_yaml
 from hami.codec.pods import convert_pod
 from hami.inspect.manifests import KINDS, read_manifests
 from hami.inspect.vendors import entries
@@ -25,7 +26,7 @@ from hami.plugin.settings import read_plugin_settings
 from hami.vendors.catalog import vendors
 from hami.vendors.vocabulary import counted_names
 from testing.cases import cases
-from testing.yaml_text import read_document, read_documents
+from testing.yaml_text import read_documents
 from tests.test_monitoring import GROUPS, SCRAPED
 from tools.diagrams import DiagramsMissing, unpacked
 from tools.site import copy_pages, nav_pages
@@ -613,7 +614,7 @@ def test_the_protocol_names_the_annotations_for_agents_of_vendors(vendor):
 def test_shown_quotas_are_enforced():
     """HAMi enforces devices, memory and cores, Kubernetes the rest."""
     blocks = [body for _, body in FENCE.findall(read(ROOT / "docs" / "usage.md"))]
-    (quota,) = [read_document(body) for body in blocks if "ResourceQuota" in body]
+    (quota,) = [parse_own_yaml(body) for body in blocks if "ResourceQuota" in body]
     counted = {
         f"limits.{name}"
         for entry in entries(chart_config())
@@ -661,11 +662,11 @@ def test_the_shown_configuration_is_valid(tmp_path):
     )
     assert settings.operating_mode == "mig"
     assert settings.nvidia.mig_profile_allowlist
-    made = read_document((ROOT / "manifests" / "base" / "kustomization.yaml").read_text())[
+    made = parse_own_yaml((ROOT / "manifests" / "base" / "kustomization.yaml").read_text())[
         "configMapGenerator"
     ]
     (ours,) = [
-        read_document(body)
+        parse_own_yaml(body)
         for _, body in FENCE.findall(read(ROOT / "docs" / "installation.md"))
         if "configMapGenerator" in body
     ]

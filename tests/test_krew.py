@@ -8,12 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 from hami import __version__
-from testing.yaml_text import read_document
+from hami.codec.documents import parse_own_yaml
 from tools.krew import FILES, main
 
 pytestmark = pytest.mark.files
 ROOT = Path(__file__).parent.parent
-JOBS = read_document((ROOT / ".github" / "workflows" / "release.yaml").read_text())["jobs"]
+JOBS = parse_own_yaml((ROOT / ".github" / "workflows" / "release.yaml").read_text())["jobs"]
 STEPS = {
     name: [step["run"] for step in JOBS[name]["steps"] if "run" in step]
     for name in ("kubectl", "krew")
@@ -43,7 +43,7 @@ def printed(tmp_path_factory):
     assert words.pop() == "kubectl-hami-*.tar.gz"
     done = CliRunner().invoke(main, [*words, *map(str, paths)])
     assert done.exit_code == 0, done.output
-    return read_document(done.output), paths
+    return parse_own_yaml(done.output), paths
 
 
 def test_a_manifest_has_what_krew_asks_for(printed):

@@ -12,6 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from hami.cli.people import make_admit
+from hami.codec.documents import parse_own_yaml
 from hami.inspect.cluster import InspectedCluster
 from hami.inspect.manifests import read_manifests
 from hami.model import Pod
@@ -21,10 +22,10 @@ from hami.state import dry_run
 from testing.builders import gpu, node
 from testing.cases import cases
 from testing.records import held, record
-from testing.yaml_text import read_document, read_documents
+from testing.yaml_text import read_documents
 
 FOLDER = Path(__file__).parent.parent / "examples"
-SETTINGS = read_document((FOLDER / "kueue-configuration.yaml").read_text())["resources"]
+SETTINGS = parse_own_yaml((FOLDER / "kueue-configuration.yaml").read_text())["resources"]
 GPU, MEMORY, CORES, PERCENT = (
     f"nvidia.com/{name}" for name in ("gpu", "gpumem", "gpucores", "gpumem-percentage")
 )

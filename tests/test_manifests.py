@@ -10,6 +10,7 @@ from hami import __version__
 from hami.cli import main
 from hami.cli.client import COMMON_OPTIONS
 from hami.codec.device_config import chart_config
+from hami.codec.documents import parse_own_yaml
 from hami.codec.keys import (
     CLAIM_AMOUNTS,
     CLAIM_RESOURCE,
@@ -31,7 +32,7 @@ from hami.node.library import install_library
 from hami.vendors.catalog import vendors
 from testing.builders import gpu
 from testing.cases import cases
-from testing.yaml_text import read_document, read_documents
+from testing.yaml_text import read_documents
 
 ROOT = Path(__file__).parent.parent
 BASE = ROOT / "manifests" / "base"
@@ -155,7 +156,7 @@ def test_class_and_policy_of_claims_name_what_the_device_plugin_publishes():
 
 
 def test_kube_scheduler_passes_all_resources_that_nodes_do_not_offer_to_the_extender():
-    config = read_document((BASE / "scheduler-config.yaml").read_text())
+    config = parse_own_yaml((BASE / "scheduler-config.yaml").read_text())
     (extender,) = config["extenders"]
     assert {entry["name"] for entry in extender["managedResources"]} == RESOURCES - NATIVE
     assert all(entry["ignoredByScheduler"] for entry in extender["managedResources"])
@@ -163,7 +164,8 @@ def test_kube_scheduler_passes_all_resources_that_nodes_do_not_offer_to_the_exte
 
 def test_with_its_own_claims_the_scheduler_has_a_second_profile_and_nothing_else_is_different():
     base, own = (
-        read_document((folder / "scheduler-config.yaml").read_text()) for folder in (BASE, ALLOCATE)
+        parse_own_yaml((folder / "scheduler-config.yaml").read_text())
+        for folder in (BASE, ALLOCATE)
     )
     (profile,) = base["profiles"]
     assert own["profiles"] == [
@@ -186,11 +188,11 @@ def test_with_its_own_claims_the_scheduler_has_a_second_profile_and_nothing_else
 def test_what_makes_claims_of_the_scheduler_is_named_as_in_the_code():
     text = str(expressions("policies.yaml", ALLOCATE))
     assert all(f"'{name}'" in text for name in (DRIVER, CLAIM_AMOUNTS, MANAGED_TAINT))
-    component = read_document((ALLOCATE / "kustomization.yaml").read_text())
+    component = parse_own_yaml((ALLOCATE / "kustomization.yaml").read_text())
     flags = {
         operation["value"]
         for patch in component["patches"]
-        for operation in read_document(patch.get("patch", "[]"))
+        for operation in parse_own_yaml(patch.get("patch", "[]"))
         if operation["op"] == "add"
     }
     assert flags == {"--dra=allocate", "--claim-allocator=hami"}
@@ -421,7 +423,7 @@ def test_the_scheduler_may_write_claims_only_where_it_allocates_them():
 def test_webhooks_for_claims_see_pods_that_request_nvidia_gpus_by_their_names():
     """Those of labels on pods also see pods that have a claim already, which the other webhook leaves to them. All see
     pods that name templates of claims."""
-    operations = read_document((ALLOCATE / "webhook.yaml").read_text())
+    operations = parse_own_yaml((ALLOCATE / "webhook.yaml").read_text())
     webhooks = [operation["value"] for operation in operations if operation["op"] == "add"]
     (config,) = (vendor for vendor in vendors(chart_config()) if vendor.key == "NVIDIA")
     names = list(config.resources.names)
@@ -440,7 +442,7 @@ def test_webhooks_for_claims_see_pods_that_request_nvidia_gpus_by_their_names():
 
 def test_without_the_removal_of_rejected_pods_nothing_is_left_that_it_needs():
     folder = ROOT / "manifests" / "components" / "no-clean-rejected"
-    component = read_document((folder / "kustomization.yaml").read_text())
+    component = parse_own_yaml((folder / "kustomization.yaml").read_text())
     role, deployment, policy = component["patches"]
     shipped_now = {(item["kind"], item["metadata"]["name"]): item for item in shipped("base")}
     targets = [
@@ -448,21 +450,21 @@ def test_without_the_removal_of_rejected_pods_nothing_is_left_that_it_needs():
     ]
     (rule,) = targets[0]["rules"]
     assert (rule["resources"], rule["verbs"]) == (["pods"], ["delete"])
-    assert read_document(role["patch"]) == [{"op": "replace", "path": "/rules", "value": []}]
+    assert parse_own_yaml(role["patch"]) == [{"op": "replace", "path": "/rules", "value": []}]
     (variable,) = targets[1]["spec"]["variables"]
     assert variable["name"] == "rejected"
     assert "variables.rejected" in targets[1]["spec"]["validations"][0]["expression"]
-    assert read_document(policy["patch"])[-1] == {
+    assert parse_own_yaml(policy["patch"])[-1] == {
         "op": "replace",
         "path": "/spec/variables/0/expression",
         "value": "false",
     }
-    assert read_document(deployment["patch"])[-1]["value"] == "--clean-rejected=none"
+    assert parse_own_yaml(deployment["patch"])[-1]["value"] == "--clean-rejected=none"
 
 
 def test_without_preemption_no_rule_is_left_that_it_needs():
     """The component empties the role: to leave it out would not take it away from a cluster that has it."""
-    component = read_document(
+    component = parse_own_yaml(
         (ROOT / "manifests" / "components" / "no-preemption" / "kustomization.yaml").read_text()
     )
     role, deployment = component["patches"]
@@ -489,8 +491,8 @@ def test_without_preemption_no_rule_is_left_that_it_needs():
             ("compositepodgroups", "get"),
         }
     ]
-    assert read_document(role["patch"]) == [{"op": "replace", "path": "/rules", "value": []}]
-    assert read_document(deployment["patch"])[-1]["value"] == "--preemption=off"
+    assert parse_own_yaml(role["patch"]) == [{"op": "replace", "path": "/rules", "value": []}]
+    assert parse_own_yaml(deployment["patch"])[-1]["value"] == "--preemption=off"
 
 
 def test_kube_scheduler_has_its_own_roles_and_no_key_of_hami():
@@ -548,7 +550,7 @@ def test_the_secret_is_shipped_empty():
 
 
 def pod_spec(file):
-    return read_document(file.read_text())["spec"]["template"]["spec"]
+    return parse_own_yaml(file.read_text())["spec"]["template"]["spec"]
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
@@ -612,10 +614,10 @@ def test_only_what_belongs_to_a_node_is_critical_for_it(name, priority):
 
 
 def test_no_proxy_is_put_into_the_pod_that_serves_the_verbs_on_loopback():
-    template = read_document(CONTAINERS["extender"].read_text())["spec"]["template"]
+    template = parse_own_yaml(CONTAINERS["extender"].read_text())["spec"]["template"]
     assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
     (container,) = (item for item in template["spec"]["containers"] if item["name"] == "extender")
-    (extender,) = read_document((BASE / "scheduler-config.yaml").read_text())["extenders"]
+    (extender,) = parse_own_yaml((BASE / "scheduler-config.yaml").read_text())["extenders"]
     assert (
         f"--extender-bind-address={extender['urlPrefix'].removeprefix('http://')}"
         in container["command"]
@@ -668,7 +670,7 @@ def test_the_dashboard_decides_with_the_flags_of_the_scheduler():
 
 def test_commands_in_the_pod_of_the_scheduler_decide_with_its_flags():
     """kubectl exec chooses the container by the annotation."""
-    template = read_document(CONTAINERS["extender"].read_text())["spec"]["template"]
+    template = parse_own_yaml(CONTAINERS["extender"].read_text())["spec"]["template"]
     chosen = template["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"]
     (container,) = [item for item in template["spec"]["containers"] if item["name"] == chosen]
     assert container["command"][:2] == ["hami", "scheduler"]
@@ -717,11 +719,11 @@ def test_metrics_are_for_labeled_namespaces_only():
 
 
 def test_the_limiter_of_hami_comes_with_the_checksums_that_the_device_plugin_verifies(tmp_path):
-    component = read_document(
+    component = parse_own_yaml(
         (ROOT / "manifests" / "components" / "hami-limiter" / "kustomization.yaml").read_text()
     )
     (patch,) = component["patches"]
-    init = read_document(patch["patch"])[0]["value"]
+    init = parse_own_yaml(patch["patch"])[0]["value"]
     shell, option, script = init["command"]
     (tmp_path / "image").mkdir()
     (tmp_path / "image" / "libvgpu.so.v2.10.0").write_text("library")
@@ -828,7 +830,7 @@ def test_the_documented_kustomizations_exist():
 def test_kubectl_of_kubernetes_1_31_builds_what_later_ones_build():
     """Its kustomize takes a pattern in a replacement for a name, and leaves that of a policy in a binding as it is."""
     kustomizations = [
-        read_document(file.read_text())
+        parse_own_yaml(file.read_text())
         for file in (ROOT / "manifests").rglob("*.yaml")
         if file.name in ("kustomization.yaml", "replacements.yaml")
     ]
@@ -850,7 +852,7 @@ def test_kubectl_of_kubernetes_1_31_builds_what_later_ones_build():
     assert not [name for name in names if re.fullmatch(r"[a-z0-9-]+", name) is None]
     (suffixed,) = [part for part in kustomizations if "nameSuffix" in part]
     (file,) = suffixed["configurations"]
-    (reference,) = read_document(
+    (reference,) = parse_own_yaml(
         (ROOT / "manifests/overlays/upgrade-from-hami" / file).read_text()
     )["nameReference"]
     assert (reference["kind"], reference["fieldSpecs"][0]["path"]) == (
@@ -861,7 +863,7 @@ def test_kubectl_of_kubernetes_1_31_builds_what_later_ones_build():
 
 def test_the_webhook_sees_ephemeral_containers_whatever_labels_a_pod_has():
     webhooks = {
-        one["name"]: one for one in read_document((BASE / "webhook.yaml").read_text())["webhooks"]
+        one["name"]: one for one in parse_own_yaml((BASE / "webhook.yaml").read_text())["webhooks"]
     }
     pods, ephemeral = webhooks["vgpu.hami.io"], webhooks["ephemeralcontainers.hami.io"]
     assert ephemeral["clientConfig"] == pods["clientConfig"]

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from hami.codec.documents import parse_own_yaml
 from testing.metric_pages import monitor_page, plugin_page, scheduler_page
-from testing.yaml_text import read_document
 
 ROOT = Path(__file__).parent.parent
-GROUPS = read_document((ROOT / "monitoring" / "alerts.yaml").read_text())["groups"]
+GROUPS = parse_own_yaml((ROOT / "monitoring" / "alerts.yaml").read_text())["groups"]
 RULES = [rule for group in GROUPS for rule in group["rules"] if "alert" in rule]
 RECORDINGS = [rule for group in GROUPS for rule in group["rules"] if "record" in rule]
 DASHBOARDS = {

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from hami.codec.documents import parse_own_yaml
 from hami.codec.pods import convert_pod
 from hami.inspect.manifests import read_manifests
 from hami.scheduling.pod_request import make_pod_request
 from testing.cases import cases
 from testing.vendor_chart import CHART
-from testing.yaml_text import read_document
 from tests.test_examples import STORE, admitted
 
 pytestmark = pytest.mark.files
@@ -30,7 +30,7 @@ PODS = {
     (DOCS / "vendors.md").read_text(),
     re.MULTILINE | re.DOTALL,
 )
-ROWS = read_document(LIMITS)
+ROWS = parse_own_yaml(LIMITS)
 
 
 def requests_of(pod):

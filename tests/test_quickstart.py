@@ -16,12 +16,13 @@ from collections import namedtuple
 import pytest
 
 from hami.cli import main
+from hami.codec.documents import parse_own_yaml
 from hami.inspect.manifests import read_manifests
 from testing.cases import cases
 from testing.eventually import eventually
 from testing.processes import is_alive
 from testing.quickstart import DOCS, ROOT, carry_out, commands
-from testing.yaml_text import read_document, read_documents
+from testing.yaml_text import read_documents
 
 pytestmark = pytest.mark.files
 PAGES = {
@@ -142,7 +143,7 @@ SECTIONS = ("Try it", "Run the tests")
 
 
 def test_the_workflow_types_the_commands_of_the_readme():
-    nightly = read_document((ROOT / ".github" / "workflows" / "nightly.yaml").read_text())
+    nightly = parse_own_yaml((ROOT / ".github" / "workflows" / "nightly.yaml").read_text())
     runs = [step.get("run", "") for step in nightly["jobs"]["newcomer"]["steps"]]
     typed = [run for run in runs if "testing.quickstart README.md" in run]
     assert typed == [
@@ -205,7 +206,7 @@ def test_the_files_exist(typed, page):
 @pytest.mark.parametrize("page", PAGES)
 def test_the_values_are_those_of_the_chart(typed, page):
     ours = [call for call in typed(page) if call.program == "helm" and "charts/hami" in call.words]
-    known = set(flat(read_document((ROOT / "charts" / "hami" / "values.yaml").read_text())))
+    known = set(flat(parse_own_yaml((ROOT / "charts" / "hami" / "values.yaml").read_text())))
     assert {value.partition("=")[0] for value in options(ours, "--set")} <= known
 
 

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from hami import __version__
+from hami.codec.documents import parse_own_yaml
 from testing.cases import cases
-from testing.yaml_text import read_document
 from tools import image_index, rehearse, scan, site_versions, stamp
 from tools.sbom import debian_packages
 from tools.site import missing_files
@@ -223,13 +223,13 @@ def stamped(*words):
 
 def test_a_stamped_chart_names_its_images_sources_and_runbooks(checkout):
     assert stamped().output == ""
-    values = read_document((checkout / "charts/hami/values.yaml").read_text())
+    values = parse_own_yaml((checkout / "charts/hami/values.yaml").read_text())
     assert values["image"] == {"registry": "ghcr.io/o", "preloaded": False, "tag": ""}
     runbooks = f"{ADDRESS}/blob/v{__version__}/docs/alerts.md"
     assert values["prometheus"]["runbookUrl"] == runbooks
-    chart = read_document((checkout / "charts/hami/Chart.yaml").read_text())
+    chart = parse_own_yaml((checkout / "charts/hami/Chart.yaml").read_text())
     assert (chart["home"], chart["sources"]) == (ADDRESS, [ADDRESS])
-    images = read_document(chart["annotations"]["artifacthub.io/images"])
+    images = parse_own_yaml(chart["annotations"]["artifacthub.io/images"])
     assert images == [{"name": "hami", "image": f"ghcr.io/o/hami:{__version__}@{DIGEST}"}]
 
 

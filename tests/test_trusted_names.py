@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from hami.codec.device_config import chart_config
+from hami.codec.documents import parse_own_yaml
 from hami.vendors.entry_points import full_catalog
 from testing.cases import cases
 from testing.cel import CelError, parse
 from testing.trusted_names import patterns_that_permit
-from testing.yaml_text import read_document, read_documents
+from testing.yaml_text import read_documents
 from tools.policies import DEVICE_PLUGIN, EXTENDER, SCHEDULER, render_policies
 
 param = pytest.param
@@ -36,7 +37,7 @@ def policies(text):
                 if patch["target"]["kind"] in KINDS and "patch" in patch
             ]
             found += [
-                webhook for patch in patches for webhook in patched_webhooks(read_document(patch))
+                webhook for patch in patches for webhook in patched_webhooks(parse_own_yaml(patch))
             ]
     return found
 

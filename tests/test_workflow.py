@@ -12,25 +12,25 @@ import yaml
 from hypothesis import settings
 
 from hami import __version__
+from hami.codec.documents import parse_own_yaml
 from testing.binaries import DEFAULT, MINOR_VARIABLE, minor_of, minors
 from testing.browser import PROGRAM
 from testing.cases import cases
 from testing.needs import NEEDS
 from testing.revision import earlier_commit
 from testing.traces import TRACES
-from testing.yaml_text import read_document
 from tools.rehearse import REGISTRY
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / ".github" / "workflows" / "ci.yaml").read_text()
-JOBS = read_document(TEXT)["jobs"]
+JOBS = parse_own_yaml(TEXT)["jobs"]
 NIGHTLY = (ROOT / ".github" / "workflows" / "nightly.yaml").read_text()
-NIGHTLY_JOBS = read_document(NIGHTLY)["jobs"]
+NIGHTLY_JOBS = parse_own_yaml(NIGHTLY)["jobs"]
 STEPS = [step for job in (*JOBS.values(), *NIGHTLY_JOBS.values()) for step in job["steps"]]
 RUNS = [step["run"] for step in STEPS if "run" in step]
 TOX = configparser.ConfigParser(interpolation=None)
 TOX.read(ROOT / "tox.ini")
-PRE_COMMIT = read_document((ROOT / ".pre-commit-config.yaml").read_text())
+PRE_COMMIT = parse_own_yaml((ROOT / ".pre-commit-config.yaml").read_text())
 UNIT = JOBS["unit"]["strategy"]["matrix"]["include"]
 SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg")
@@ -216,7 +216,7 @@ WORKFLOWS = {
 
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_a_workflow_may_read_only_and_a_job_says_what_it_may_write(name):
-    read = read_document(WORKFLOWS[name])
+    read = parse_own_yaml(WORKFLOWS[name])
     assert read["permissions"] == {"contents": "read"}
     written = {
         right
@@ -317,7 +317,7 @@ def jobs_with_rights():
     return [
         pytest.param(job, id=f"{name}-{key}")
         for name, text in WORKFLOWS.items()
-        for key, job in read_document(text)["jobs"].items()
+        for key, job in parse_own_yaml(text)["jobs"].items()
         if rights(job)
     ]
 
@@ -332,7 +332,7 @@ def test_a_job_that_may_write_installs_and_builds_nothing_that_is_not_pinned(job
 
 def test_a_job_that_may_write_to_the_repository_or_a_registry_has_no_sources():
     """It publishes what jobs without rights have built. The jobs of the workflow security read the sources."""
-    for job in read_document(WORKFLOWS["release"])["jobs"].values():
+    for job in parse_own_yaml(WORKFLOWS["release"])["jobs"].values():
         used = [step["uses"].partition("@")[0] for step in job["steps"] if "uses" in step]
         assert not rights(job) or not {"actions/checkout", "actions/setup-python"} & set(used)
 
@@ -408,7 +408,7 @@ def test_no_checkout_leaves_the_token_in_its_folder():
     steps = [
         step
         for text in WORKFLOWS.values()
-        for job in read_document(text)["jobs"].values()
+        for job in parse_own_yaml(text)["jobs"].values()
         for step in job["steps"]
         if step.get("uses", "").startswith("actions/checkout@")
     ]
@@ -431,7 +431,7 @@ def test_what_a_release_is_built_with_is_pinned_by_hash():
 
 
 def test_what_a_job_takes_is_what_another_has_made():
-    jobs = read_document(WORKFLOWS["release"])["jobs"]
+    jobs = parse_own_yaml(WORKFLOWS["release"])["jobs"]
     made, taken = set(), set()
     for job in jobs.values():
         for step in job["steps"]:
@@ -445,7 +445,7 @@ def test_what_a_job_takes_is_what_another_has_made():
     assert all(any(fnmatch(name, pattern) for name in made) for pattern in taken)
 
 
-RELEASE = read_document(WORKFLOWS["release"])["jobs"]
+RELEASE = parse_own_yaml(WORKFLOWS["release"])["jobs"]
 
 
 def before(name):
@@ -519,7 +519,7 @@ def test_a_release_is_rehearsed_every_night_with_the_programs_of_the_release():
 def test_a_release_has_the_version_of_the_package():
     (run,) = [
         step["run"]
-        for step in read_document(WORKFLOWS["release"])["jobs"]["version"]["steps"]
+        for step in parse_own_yaml(WORKFLOWS["release"])["jobs"]["version"]["steps"]
         if "run" in step
     ]
     files = re.findall(r"""grep -qx? ["'](.+)["'] (\S+)$""", run, re.MULTILINE)
@@ -539,7 +539,7 @@ def test_a_release_has_the_version_of_the_package():
 def test_the_workflows_have_no_secrets_and_no_write_permissions(text):
     assert "secrets." not in text
     assert "github.token" not in text.lower()
-    assert read_document(text)["permissions"] == {"contents": "read"}
+    assert parse_own_yaml(text)["permissions"] == {"contents": "read"}
 
 
 def test_actions_are_pinned_by_commit_with_their_version_beside():
@@ -560,7 +560,7 @@ def test_actions_are_pinned_by_commit_with_their_version_beside():
 
 def test_no_step_is_skipped_and_no_skipped_test_passes():
     assert [step for step in STEPS if "if" in step] == []
-    assert read_document(TEXT)["env"]["HAMI_E2E_STRICT"] == "1"
+    assert parse_own_yaml(TEXT)["env"]["HAMI_E2E_STRICT"] == "1"
 
 
 def test_each_end_to_end_test_that_a_runner_can_run_is_in_a_job():
@@ -620,7 +620,7 @@ def test_the_tests_of_kubernetes_run_every_night_with_and_without_hami():
 
 
 def test_each_commit_of_main_has_a_run_that_ends():
-    concurrency = read_document(TEXT)["concurrency"]
+    concurrency = parse_own_yaml(TEXT)["concurrency"]
     assert concurrency["cancel-in-progress"] == "${{ github.event_name == 'pull_request' }}"
     assert "github.sha" in concurrency["group"]
 

@@ -17,10 +17,10 @@ import click
 
 from hami.cli import main as programs
 from hami.codec.device_config import chart_config
+from hami.codec.documents import parse_own_yaml
 from hami.codec.policies import NODE_POLICIES
 from hami.vendors.entry_points import full_catalog
 from testing.hami_values import number, upstream_rows
-from testing.yaml_text import read_document
 
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "charts" / "hami"
@@ -117,7 +117,7 @@ Values = dict[str, Any]
 
 def own_values() -> Values:
     """Returns the chart's defaults."""
-    values: Values = read_document((CHART / "values.yaml").read_text())
+    values: Values = parse_own_yaml((CHART / "values.yaml").read_text())
     return values
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hami.codec.device_config import NvidiaConfig
+from hami.codec.documents import parse_own_yaml
 from hami.codec.keys import CLAIM_RESOURCE
 from hami.vendors.capacity import capacity_names
 from hami.vendors.spec import Catalog
-from testing.yaml_text import read_document
 from tools import admission, policies
 from tools.cel import OWN_PLUGIN
 
@@ -88,7 +88,7 @@ def _policies(
     """Yields each policy with its binding, by its name without the prefix."""
     documents = re.split(r"(?m)^---\n", text)
     for policy, binding in zip(documents[::2], documents[1::2], strict=True):
-        name = read_document(policy)["metadata"]["name"]
+        name = parse_own_yaml(policy)["metadata"]["name"]
         condition = ".Values.policies.enabled"
         if config is not None:
             condition = 'eq .Values.admission.mode "policy"'

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import from_regex, randoms, sampled_from
 
+from hami.codec.documents import parse_own_yaml
 from hami.codec.keys import (
     CLAIM_AMOUNTS,
     CORES_LIMIT,
@@ -49,7 +50,6 @@ from hami.scheduling.refusal import Choice
 from testing.builders import gpu, gpus, node, pod, quota
 from testing.cases import cases
 from testing.records import PENDING, held, record, some_record
-from testing.yaml_text import read_document
 
 T4 = {"model": "NVIDIA T4", "memory_mib": 16_000}
 EVENT = SchedulingEvent("s", "FailedScheduling", "0/1 nodes", 1, "now")
@@ -282,7 +282,7 @@ owner: secret
     chip = {"commonWord": "Ascend", "resourceName": "a.b/npu", "templates": []}
     chip |= {"memoryAllocatable": 1, "memoryCapacity": 1}
     cluster = replace(record([], [pod(gpus(), namespace="secretteam")]), device_config=config)
-    assert read_document(anonymize(cluster).device_config) == {
+    assert parse_own_yaml(anonymize(cluster).device_config) == {
         "nvidia": {"resourceCountName": "a.b/gpu", "gpucoresLimits": {"namespace-1": 60}},
         "vnpus": {"configs": [chip]},
     }

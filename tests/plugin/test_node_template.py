@@ -5,6 +5,7 @@ from dataclasses import replace
 from click.testing import CliRunner
 
 from hami.cli import main
+from hami.codec.documents import parse_own_yaml
 from hami.codec.keys import NODE_RESIZES
 from hami.codec.node_template import NODE_TEMPLATE, parse_node_template
 from hami.devices.inventory import DeviceInventory
@@ -15,7 +16,6 @@ from testing.builders import NVIDIA
 from testing.cards import cards, config
 from testing.cases import cases
 from testing.fake_cluster import FakeCluster
-from testing.yaml_text import read_document
 
 GROUP = ("--model=NVIDIA A100-SXM4-80GB", "--count=2", "--memory=81920")
 SUMS = {
@@ -34,7 +34,7 @@ def run(*args, **environ):
 def rendered(*args):
     result = run(*GROUP, *args)
     assert (result.exit_code, result.stderr) == (0, "")
-    return read_document(result.stdout)
+    return parse_own_yaml(result.stdout)
 
 
 @cases(

@@ -14,6 +14,7 @@ import yaml
 
 from hami import __version__
 from hami.cli import main
+from hami.codec.documents import parse_own_yaml
 from testing.accounts import CLAIM_CONTROLLER
 from testing.binaries import DEFAULT
 from testing.cases import cases
@@ -29,7 +30,7 @@ from testing.helm_examples import (
 )
 from testing.kustomize import build
 from testing.trusted_names import patterns_that_permit
-from testing.yaml_text import read_document, read_documents
+from testing.yaml_text import read_documents
 
 pytestmark = [pytest.mark.files, pytest.mark.timeout(180)]
 Object = dict[str, Any]
@@ -866,7 +867,7 @@ def test_pods_that_no_node_fits_wait_longer_where_they_are_also_tried_earlier(
         for item in helm.template(kubernetes=version)
         if item["kind"] == "ConfigMap"
     }
-    config = read_document(items["hami-kube-scheduler"]["data"]["config.yaml"])
+    config = parse_own_yaml(items["hami-kube-scheduler"]["data"]["config.yaml"])
     assert config.get("podMaxBackoffSeconds") == seconds
 
 
@@ -1555,7 +1556,7 @@ def test_new_names_of_resources_reach_every_object(rendered):
     ("device configuration", "hygon.com/dcunum", "nvidia.com/gpu"),
 )
 def test_resources_that_are_switched_off_are_left_to_others(rendered, example, gone, kept):
-    config = read_document(
+    config = parse_own_yaml(
         rendered[example]["ConfigMap/hami-kube-scheduler"]["data"]["config.yaml"]
     )
     names = [resource["name"] for resource in config["extenders"][0]["managedResources"]]

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from hami.codec.documents import parse_own_yaml
 from testing.helm_chart import Helm
-from testing.yaml_text import read_document, read_documents
+from testing.yaml_text import read_documents
 from tools import policies
 from tools.manifests import FOLDER, generated_files
 from tools.patches import parse, render_patch
@@ -77,7 +78,7 @@ spec:
 def test_a_patch_makes_one_document_of_another_and_can_be_combined():
     (before,), (after,) = parse(BEFORE), parse(AFTER)
     text = render_patch(before, after)
-    assert read_document(text) == [
+    assert parse_own_yaml(text) == [
         {"op": "test", "path": "/spec/replicas", "value": 2},
         {"op": "replace", "path": "/spec/replicas", "value": 3},
         {"op": "test", "path": "/spec/containers/0/name", "value": "a"},

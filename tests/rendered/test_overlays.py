@@ -15,10 +15,11 @@ import pytest
 import yaml
 
 from hami.cli.twin import record_command
+from hami.codec.documents import parse_own_yaml
 from testing.accounts import CLAIM_CONTROLLER
 from testing.cluster import MANIFESTS
 from testing.kustomize import FOLDER, OVERLAYS, build, elsewhere, kustomize
-from testing.yaml_text import read_document, read_documents
+from testing.yaml_text import read_documents
 
 pytestmark = [pytest.mark.files, pytest.mark.timeout(180)]
 Object = dict[str, Any]
@@ -42,7 +43,7 @@ def test_another_namespace_reaches_every_reference(tmp_path, folder):
 def test_the_documented_kustomization_builds(tmp_path):
     shutil.copytree(FOLDER, tmp_path / "manifests")
     blocks = [
-        read_document(block)
+        parse_own_yaml(block)
         for page in PAGES
         for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
     ]
@@ -102,7 +103,7 @@ def test_images_are_pinned_by_the_documented_digests(tmp_path, overlay):
     blocks = re.findall(r"```yaml\n(.*?)```", PAGES[1].read_text(), re.DOTALL)
     (block,) = (found for found in blocks if "DIGEST" in found)
     digests = (hashlib.sha256(bytes([number])).hexdigest() for number in itertools.count())
-    images = read_document(re.sub("DIGEST", lambda found: next(digests), block))["images"]
+    images = parse_own_yaml(re.sub("DIGEST", lambda found: next(digests), block))["images"]
     (tmp_path / "kustomization.yaml").write_text(
         yaml.safe_dump(
             {
