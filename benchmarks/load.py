@@ -17,6 +17,7 @@ import ssl
 import sys
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,9 @@ READ = SEND = 1 << 18
 UIDS = 64
 """So many pods ask in turn. The scheduler keeps devices for few pods that its watch has not shown, and no watch shows
 those of a job; a pod that asks again gives up what it was given before."""
+UIDS_S = 5.0
+"""After so long other pods ask: of those that its watch has not shown for ten seconds the scheduler learns that they do
+not exist, and it refuses them from then on."""
 
 
 def job(
@@ -85,17 +89,25 @@ class Requests:
         self._front: str = text[:cut]
         self._rest: bytes = text[cut:].encode()
         self._uid, self._vary = uid, asked["vary"]
-        self._uids = itertools.cycle([str(uuid.uuid4()) for _ in range(UIDS)])
         self._memory, self._sent = bool(memory), 0
+        self._uids: Iterator[str] = iter(())
+        self._uids_end = 0.0
 
     def next(self) -> bytes:
         self._sent += 1
         front = self._front
         if self._uid:
-            front = front.replace(self._uid, next(self._uids))
+            front = front.replace(self._uid, self._next_uid())
         if self._memory:
             front = front.replace("@@@@", str(1000 + self._sent % 9000) if self._vary else "3000")
         return front.encode() + self._rest
+
+    def _next_uid(self) -> str:
+        now = time.monotonic()
+        if now >= self._uids_end:
+            self._uids = itertools.cycle([str(uuid.uuid4()) for _ in range(UIDS)])
+            self._uids_end = now + UIDS_S
+        return next(self._uids)
 
 
 @dataclass

@@ -175,7 +175,7 @@ class OpenBindings:
         with self._state.lock:
             latest = self._state.clock() - UNSHOWN_S
             found: list[Promise] = []
-            for promise in self._state.promises.unshown():
+            for promise in self._state.promises.unshown.all():
                 if not promise.is_wanted and (promise.unshown_since or 0.0) <= latest:
                     found.append(promise)
             return found

@@ -330,9 +330,8 @@ def _assume_again(promise: Promise, names: Sequence[str]) -> Choice:
 
 def _check_room_for_unshown(promises: Promises, pod: Pod) -> None:
     """Raises: Rejected if too many pods that the watch has not shown have promises. *pod* is one more."""
-    others = [promise.pod for promise in promises.unshown() if promise.ref.uid != pod.ref.uid]
-    size = pod.size + sum(other.size for other in others)
-    if len(others) >= MAX_UNSHOWN or size > MAX_UNSHOWN_BYTES:
+    count, size = promises.unshown.beside(pod.ref.uid)
+    if count >= MAX_UNSHOWN or size + pod.size > MAX_UNSHOWN_BYTES:
         raise Rejected(
             f"pod {pod.ref}: too many pods that the watch has not shown yet have reservations"
         )

@@ -223,6 +223,36 @@ def is_bound_without_lock(promise: Promise) -> bool:
     return not promise.lock_keys
 
 
+class UnshownPods:
+    """Promises of pods that the watch has not shown: it is late, or they do not exist. The oldest comes first."""
+
+    def __init__(self) -> None:
+        self._promises: dict[str, Promise] = {}
+        self._sizes: dict[str, int] = {}
+        self._size = 0
+
+    def put(self, promise: Promise) -> None:
+        """Adds *promise*, in place of an earlier one."""
+        uid = promise.ref.uid
+        self.pop(uid)
+        self._promises[uid] = promise
+        self._sizes[uid] = promise.pod.size
+        self._size += promise.pod.size
+
+    def pop(self, uid: str) -> Promise | None:
+        """Removes the pod's promise and returns it, if there is one."""
+        self._size -= self._sizes.pop(uid, 0)
+        return self._promises.pop(uid, None)
+
+    def all(self) -> list[Promise]:
+        """Returns the promises."""
+        return list(self._promises.values())
+
+    def beside(self, uid: str) -> tuple[int, int]:
+        """Returns how many other pods there are than the one of *uid*, and their size in bytes."""
+        return len(self._promises) - (uid in self._promises), self._size - self._sizes.get(uid, 0)
+
+
 class Promises:
     """Promises by pod uid, booked in *bookings*. Its owner holds a lock; only single look-ups do without.
 
@@ -234,7 +264,7 @@ class Promises:
         self._clock = clock
         self._promises: dict[str, Promise] = {}
         self._plans: dict[str, Promise] = {}  # those for whose pods others are evicted
-        self._unshown: dict[str, Promise] = {}  # those of pods that the watch has not shown
+        self.unshown = UnshownPods()
 
     def get(self, uid: str) -> Promise | None:
         """Returns the pod's promise in any stage."""
@@ -272,7 +302,7 @@ class Promises:
             promise = plan
         self._promises[uid] = promise
         if promise.unshown_since is not None:
-            self._unshown[uid] = promise
+            self.unshown.put(promise)
         self._bookings.put(promise.booking)
 
     def forget(self, uid: str) -> None:
@@ -283,7 +313,7 @@ class Promises:
     def confirm(self, uid: str) -> bool:
         """Ends what is assumed for a pod that the watch shows bound: the booking is the pod's from now on. Reports
         whether anything was."""
-        self._unshown.pop(uid, None)
+        self.unshown.pop(uid)
         promise = self.assumed(uid)
         if promise is None:
             return False
@@ -338,13 +368,9 @@ class Promises:
 
     def mark_shown(self, uid: str) -> None:
         """Notes that the watch has shown the pod, or that the API server has it."""
-        promise = self._unshown.pop(uid, None)
+        promise = self.unshown.pop(uid)
         if promise is not None:
             promise.unshown_since = None
-
-    def unshown(self) -> list[Promise]:
-        """Returns those of pods that the watch has not shown: it is late, or they do not exist. The oldest is first."""
-        return list(self._unshown.values())
 
 
 def _answer_with(plan: Promise, decision: Promise) -> None:

@@ -21,6 +21,7 @@ from hami.scheduling.placement import NodeUsage
 from hami.scheduling.quota import DeviceSizes
 from hami.scheduling.score import score_of_sums
 from hami.state.bookings import NOTHING, Bookings, DeviceSums
+from hami.state.memory_layout import side_by_side
 
 Array = NDArray[Any]
 
@@ -356,11 +357,13 @@ class Table:
     def rank(self) -> Array:
         """Returns, for each row, the position of its node in the order of names."""
         if not self._is_ranked:
-            # new texts and numbers lie beside each other in memory: each filter looks all of them up
-            names = [name.encode().decode() for name in sorted(self.rows)]
-            rows = numpy.array([self.rows[name] for name in names], dtype=numpy.intp)
+            ordered = sorted(self.rows)
+            rows = numpy.array([self.rows[name] for name in ordered], dtype=numpy.intp)
             self._ranks[rows] = numpy.arange(len(rows))
-            self.rows, self.names = dict(zip(names, rows.tolist())), dict(zip(rows.tolist(), names))
+            # each filter looks all of them up
+            names = side_by_side(lambda: [name.encode().decode() for name in ordered])
+            numbers = side_by_side(rows.tolist)
+            self.rows, self.names = dict(zip(names, numbers)), dict(zip(numbers, names))
             self._is_ranked = True
         return self._ranks
 
