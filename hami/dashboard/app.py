@@ -53,6 +53,7 @@ HEADERS: Mapping[str, str] = {
 }
 METHODS = ("GET",)  # Flask adds HEAD
 MAX_STRIPS = 8192  # of nodes, of some 2 KiB each: 40 pages
+MAX_BARS = 8192  # of cards, of some 300 bytes each
 # of queries; namespaces come from `_namespaces`
 ARGUMENTS = frozenset({"node", "model", "pod", "state", "sort", "page"})
 STATIC_SECONDS = 3600  # for which a browser keeps a file; its address has the version
@@ -99,6 +100,7 @@ def create_dashboard(dashboard: Dashboard) -> flask.Flask:
     app.jinja_env.globals.update(
         link=link,
         kept_card_strip=_card_strips(app),
+        kept_card_bar=_card_bars(app),
         awaits_scheduler=AWAITS_SCHEDULER,
         version=__version__,
         is_signed_in=is_signed_in,
@@ -135,10 +137,23 @@ def _card_strips(app: flask.Flask) -> Callable[[str, Sequence[DeviceParts]], Mar
 
     @lru_cache(MAX_STRIPS)
     def rendered(node: str, rows: tuple[DeviceRow, ...]) -> Markup:
-        macros: Any = app.jinja_env.get_template("parts.html").module
-        return Markup(macros.card_strip(node, rows))
+        return Markup(_macros(app).card_strip(node, rows))
 
     return lambda node, devices: rendered(node, tuple(device.row for device in devices))
+
+
+def _card_bars(app: flask.Flask) -> Callable[[int, int, int, tuple[str, ...]], Markup]:
+    """Returns what renders one small bar. They are kept: most cards of a cluster look like some other one."""
+
+    @lru_cache(MAX_BARS)
+    def rendered(index: int, used: int, total: int, state: tuple[str, ...]) -> Markup:
+        return Markup(_macros(app).card_bar(index, used, total, state))
+
+    return rendered
+
+
+def _macros(app: flask.Flask) -> Any:
+    return app.jinja_env.get_template("parts.html").module
 
 
 def _namespaces() -> tuple[str, ...]:

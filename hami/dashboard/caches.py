@@ -31,6 +31,7 @@ WAIT_S = 10.0  # for a rendering that others are waiting for
 POLL_PAUSE_S = 0.5
 STEP_S = 0.5  # for which what is due is polled before it is looked for again, which takes long in a large cluster
 FAILED_S = 30.0  # until a failed poll is repeated
+GIVE_WAY_S = 0.2  # that a batch of polls waits for a page that is made
 
 
 class _Recent(OrderedDict[K, V]):
@@ -143,6 +144,12 @@ class Renderings:
         finally:
             self._making.release()
 
+    def wait_until_made(self, seconds: float) -> None:
+        """Waits while one is made, for so many seconds at most: what nobody waits for gives way to what a viewer does.
+        Both need the interpreter."""
+        if self._making.acquire(timeout=seconds):
+            self._making.release()
+
     def _current(self, key: Hashable, version: Hashable) -> Rendering | None:
         with self._lock:
             kept = self._kept.get(key)
@@ -202,11 +209,13 @@ class Poller(Task, Generic[K, V]):
         clock: Callable[[], float],
         parse: Callable[[Any], V] = lambda fetched: fetched,
         version: Callable[[], Hashable] | None = None,
+        give_way: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         """*fetch*: returns what *parse* makes the value of; raises HamiError, and may run in several threads.
 
         *version*: returns the version of that from which all values are made: a value is polled again only if it has
-        changed; ``None``: it always has.
+        changed; ``None``: it always has. *give_way*: waits for what is more urgent than a poll, for so many seconds at
+        most.
         """
         super().__init__(name)
         self._fetch = fetch
@@ -214,6 +223,7 @@ class Poller(Task, Generic[K, V]):
         self._limits = limits
         self._clock = clock
         self._version = version or clock
+        self._give_way = give_way
         self._pool = ThreadPoolExecutor(limits.at_once, f"dashboard-{name}")
         self._lock = threading.Lock()  # guards all that follows; not held during a poll
         self._values = _Recent[K, _PolledValue[V]](limits.values)
@@ -283,6 +293,7 @@ class Poller(Task, Generic[K, V]):
         due, begun = self.due(), self._clock()
         polled = 0
         while polled < len(due) and (not polled or self._clock() - begun < STEP_S):
+            self._give_way(GIVE_WAY_S)
             keys, version = due[polled : polled + self._limits.at_once], self._version()
             polled += len(keys)
             for key, fetched in [(key, self._start(key)) for key in keys]:

@@ -127,14 +127,19 @@ def read_page(host: str, port: int, *, timeout: float = TIMEOUT_S, limit: int = 
 
 
 def use_poller(
-    page: Callable[[str], str], *, clock: Callable[[], float], now: Callable[[], datetime]
+    page: Callable[[str], str],
+    *,
+    clock: Callable[[], float],
+    now: Callable[[], datetime],
+    give_way: Callable[[float], None] = lambda seconds: None,
 ) -> Poller[str, Uses]:
     """Returns the use of the cards of each node that is viewed. *page*: returns the metrics page of a node's monitor,
-    as `Monitors.page`."""
+    as `Monitors.page`. *give_way*: as of the poller."""
     return Poller(
         "use of cards",
         page,
         USE_LIMITS,
         clock=clock,
         parse=lambda text: parse_use(text, render_time(now())),
+        give_way=give_way,
     )

@@ -46,7 +46,7 @@ from hami.runtime.interpreter import collect_rarely, set_switch_interval
 from hami.runtime.parts import Part
 from hami.runtime.settings import OFF
 from hami.runtime.signals import listen, run_until_signal
-from hami.runtime.tasks import PeriodicTask
+from hami.runtime.tasks import PeriodicTask, Task
 from hami.state.claims import ClaimCache
 from hami.state.store import Store
 from hami.web.connections import TlsContexts
@@ -56,6 +56,7 @@ from hami.web.tls import TlsContext, context_of
 log = logging.getLogger(__name__)
 
 REFRESH_S = 2.0  # between two looks at what has timed out, and at nodes that have changed
+START_S = 0.1  # between two looks whether the cluster has been read
 ANSWERS_S = 0.3  # that a page waits for explanations of pods that nobody has viewed yet
 AGES_S = 60  # after which ages are rendered again
 JOIN_S = 1.0  # for each thread at the end
@@ -77,7 +78,6 @@ class DashboardProgram:
         chooses the address. Raises: HamiError if there is no cluster."""
         api = api or Api.connect(timeout=settings.request_timeout)
         clock = time.monotonic
-        self._store = store
         self._watches = Watches(
             api,
             nodes=store.nodes,
@@ -91,7 +91,10 @@ class DashboardProgram:
             api, settings.pod_namespace, settings.monitor_selector, settings.monitor_port
         )
         answers = explainer(self._live, clock=clock)
-        uses = use_poller(monitors.page, clock=clock, now=utc_now)
+        renderings = Renderings(clock=clock)
+        uses = use_poller(
+            monitors.page, clock=clock, now=utc_now, give_way=renderings.wait_until_made
+        )
         conditions: Poller[PodRef, SchedulingCondition] = Poller(
             "scheduling conditions", partial(read_condition, api), CONDITION_LIMITS, clock=clock
         )
@@ -127,7 +130,7 @@ class DashboardProgram:
                     history=history,
                 ),
                 access,
-                Renderings(clock=clock),
+                renderings,
                 self._version,
                 self.unready_reason,
                 self.hung_reason,
@@ -137,9 +140,8 @@ class DashboardProgram:
             )
         )
         self._server = AppServer("dashboard", settings.bind_address, self._app, flag=flag, tls=tls)
-        self._work = Part(
-            PeriodicTask("rows", self._refresh, REFRESH_S), *self._pollers, *self._watches.tasks
-        )
+        self._rows = _Rows(self._watches, store, self._live)
+        self._work = Part(self._rows, *self._pollers, *self._watches.tasks)
         self._servers = [self._server]
         if settings.inspect_bind_address is not None:
             front = FrontProxy(api, partial(_serving, settings, own))
@@ -182,7 +184,7 @@ class DashboardProgram:
 
     def unready_reason(self) -> str:
         """Returns why the cluster cannot be shown as it is now; empty if it can."""
-        if not self._watches.is_synced():
+        if not self._rows.are_made:
             return "the cluster is still being read"
         return self._watches.unready_reason() or ""
 
@@ -197,12 +199,27 @@ class DashboardProgram:
             int(utc_now().timestamp()) // AGES_S,
         )
 
-    def _refresh(self) -> None:
-        """Makes the rows of nodes that have changed, so that no viewer waits for many."""
-        if self._watches.is_synced():
-            self._store.expire()
-            self._store.learn()
-            self._live.node_rows()
+
+class _Rows(Task):
+    """Makes the rows of nodes that have changed, so that no viewer waits for many."""
+
+    def __init__(self, watches: Watches, store: Store, live: LiveCluster) -> None:
+        super().__init__("rows")
+        self._watches = watches
+        self._store = store
+        self._live = live
+        self.are_made = False
+        """Whether there is a row of each node that the first lists have shown."""
+
+    def step(self) -> float:
+        """Makes them, once the cluster has been read."""
+        if not self._watches.is_synced():
+            return START_S
+        self._store.expire()
+        self._store.learn()
+        self._live.node_rows()
+        self.are_made = True
+        return REFRESH_S
 
 
 def _own_certificate(settings: DashboardSettings) -> bytes:

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from hami.cli import main
 from hami.cli.dashboard import DASHBOARD_FLAGS
+from hami.dashboard.live import LiveCluster
 from hami.dashboard.program import DashboardProgram
 from hami.dashboard.settings import DashboardSettings
 from hami.errors import ClusterError, HamiError
@@ -127,6 +128,24 @@ def test_it_shows_the_cluster_once_it_has_read_it(start, cluster):
     assert [
         item["node"]["name"] for item in json.loads(get(program, "/?format=json")[1])["items"]
     ] == ["n1"]
+
+
+def test_it_is_ready_once_the_first_viewer_need_not_wait_for_the_rows_of_all_nodes(
+    start, monkeypatch
+):
+    are_allowed = threading.Event()
+    make = LiveCluster.node_rows
+
+    def slow(live):
+        assert are_allowed.wait(TIMEOUT_S)
+        return make(live)
+
+    monkeypatch.setattr(LiveCluster, "node_rows", slow)
+    program = start()
+    eventually(program._watches.is_synced, "the cluster has been read")
+    assert get(program, "/readyz") == (503, "the cluster is still being read\n")
+    are_allowed.set()
+    eventually(lambda: get(program, "/readyz") == (200, "ok\n"), "the rows are made")
 
 
 def test_it_shows_nothing_while_the_api_server_has_been_silent_for_long(start, monkeypatch):

@@ -4,6 +4,8 @@ import itertools
 import socket
 import string
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import msgspec
@@ -13,7 +15,7 @@ from hypothesis import strategies as some
 from hypothesis.strategies import randoms
 
 from hami.codec.keys import CORES_LIMIT, RESIZE, RESIZE_STATUS, RESIZE_TARGET, RESIZED
-from hami.dashboard.caches import FAILED_S, Poller, PollLimits
+from hami.dashboard.caches import FAILED_S, GIVE_WAY_S, Poller, PollLimits, Renderings
 from hami.dashboard.monitors import USE_LIMITS, Monitors, NoMonitor, is_host, read_page, use_poller
 from hami.dashboard.use import LINE_LIMIT, MAX_MIB, MAX_SAMPLES, Use, parse_use, total_use
 from hami.dashboard.viewed_pods import (
@@ -29,6 +31,7 @@ from hami.model import PodRef
 from hami.monitor.metrics import families
 from hami.web.exposition import render
 from testing.cases import cases
+from testing.eventually import eventually
 from testing.fake_api import bound, node, pending
 from testing.fake_nvml import GIB, MIB
 from testing.monitor_stage import CARD, OTHER, Stage, node_pod
@@ -323,6 +326,34 @@ def test_values_are_polled_while_they_are_viewed_and_shown_while_they_are_fresh(
     assert values.due() == []
     values.put("a", 5)
     assert (values.view("a"), values.changes) == (None, 2)
+
+
+def test_polls_give_way_to_a_page_that_is_made_but_not_for_long():
+    clock, fetched = Clock(), []
+    renderings = Renderings(clock=clock)
+    values = Poller(
+        "any",
+        lambda key: fetched.append(key) or 1,
+        PollLimits(interval=10, shown=60, viewed=90, values=9, at_once=1),
+        clock=clock,
+        give_way=renderings.wait_until_made,
+    )
+    values.view("a")
+    is_made = threading.Event()
+
+    def make():
+        assert is_made.wait(20)
+        return "text", "text/plain"
+
+    with ThreadPoolExecutor(2) as pool:
+        page = pool.submit(renderings.get, "page", lambda: 1, make)
+        eventually(renderings._making.locked, "the page is made")
+        begun = time.monotonic()
+        values.step()
+        waited = time.monotonic() - begun
+        assert (waited >= GIVE_WAY_S, fetched, page.done()) == (True, ["a"], False)
+        is_made.set()
+        assert page.result(20).body == b"text"
 
 
 def test_the_number_of_polled_values_is_bounded():
