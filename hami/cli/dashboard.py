@@ -19,7 +19,7 @@ DASHBOARD_FLAGS: Sections = {
     "Serving": section(
         _FLAGS,
         "--bind-address --inspect-bind-address --cert_file --key_file --monitor-selector "
-        "--monitor-port --prometheus-url --usage-namespace",
+        "--monitor-port --prometheus-url --usage-namespace --replay-reports",
     ),
     "Scheduling (as the scheduler)": section(
         _FLAGS,

@@ -173,10 +173,10 @@ def _snapshot(file: str, style: Style) -> Answer:
 
 
 def _twin(recording: Recording, changes: Changes, style: Style) -> Answer:
-    from hami.inspect.twin_report import make_twin_report, render_twin
+    from hami.inspect.twin_report import TWIN_REPORT, make_twin_report, render_twin
 
     report = make_twin_report(recording, changes, show_part)
-    return Answer(document=report, text=lambda: render_twin(report, style), kind="TwinReport")
+    return Answer(document=report, text=lambda: render_twin(report, style), kind=TWIN_REPORT)
 
 
 def _recording(file: str) -> Recording | None:

@@ -34,6 +34,7 @@ from hami.dashboard.login import (
     sign_in_page,
 )
 from hami.dashboard.paging import page_of
+from hami.dashboard.replays import NO_REPLAYS, ReplaysView
 from hami.dashboard.usage_page import NO_USAGE, UsageView
 from hami.dashboard.views import Views, node_query, pod_query
 from hami.inspect.refusals import AWAITS_SCHEDULER
@@ -75,6 +76,7 @@ class Dashboard:
     *version*: of what they show; a rendering is used until it differs. *unready_reason*: why nothing can be shown yet;
     empty if it can. *hung_reason*: which threads have died or hang; empty if none. *is_local*: the address is loopback,
     and nobody is asked who they are. *has_history*: a Prometheus is asked for what was. *usage*: the page of records.
+    *replays*: that of reports.
     """
 
     views: Views
@@ -86,6 +88,7 @@ class Dashboard:
     is_local: bool
     has_history: bool = False
     usage: UsageView = NO_USAGE
+    replays: ReplaysView = NO_REPLAYS
 
 
 class _Pages(flask.Flask):
@@ -105,6 +108,7 @@ def create_dashboard(dashboard: Dashboard) -> flask.Flask:
         version=__version__,
         is_signed_in=is_signed_in,
         has_history=dashboard.has_history,
+        has_replays=bool(dashboard.replays.folder),
     )
     app.before_request(partial(_check_request, dashboard))
     app.after_request(_add_headers)
@@ -196,6 +200,12 @@ def _add_pages(app: flask.Flask, dashboard: Dashboard) -> None:
     add("/pods/<namespace>/<name>", "pod.html", views.pod, views.waiting.expect_pod)
     add("/namespaces", "namespaces.html", views.namespaces)
     add("/usage", "usage.html", dashboard.usage.page)
+    add(
+        "/replays",
+        "replays.html",
+        lambda scope: dashboard.replays.page(),
+        lambda scope: dashboard.replays.expect(),
+    )
     add(
         "/namespaces/<namespace>",
         "namespace.html",

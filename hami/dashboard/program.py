@@ -21,6 +21,7 @@ from hami.dashboard.history import UsageHistory, history_poller, no_history
 from hami.dashboard.inspect_api import Explanations, create_inspect_api
 from hami.dashboard.live import LiveCluster
 from hami.dashboard.monitors import Monitors, use_poller
+from hami.dashboard.replays import NO_REPLAYS, ReplaysView, reports_poller
 from hami.dashboard.settings import DashboardSettings
 from hami.dashboard.usage_page import NO_USAGE, UsageView, usage_poller
 from hami.dashboard.usage_records import UsageRecords
@@ -113,6 +114,11 @@ class DashboardProgram:
             days = usage_poller(api.request, clock=clock)
             self._pollers.append(days)
             usage = UsageView(settings.usage_namespace, days.view)
+        replays = NO_REPLAYS
+        if settings.replay_reports:
+            reports = reports_poller(clock=clock)
+            self._pollers.append(reports)
+            replays = ReplaysView(settings.replay_reports, reports)
         tls = _tls(settings, own)
         access = Access(Reviews(api) if tls is not None else None, clock=clock)
         self._app = create_dashboard(
@@ -137,6 +143,7 @@ class DashboardProgram:
                 is_local=tls is None,
                 has_history=bool(settings.prometheus_url),
                 usage=usage,
+                replays=replays,
             )
         )
         self._server = AppServer("dashboard", settings.bind_address, self._app, flag=flag, tls=tls)

@@ -74,6 +74,16 @@ class DashboardSettings(ClusterSettings):
         ),
     ] = ""
 
+    replay_reports: Annotated[
+        str,
+        Value("folder", str),
+        Flag(
+            "--replay-reports",
+            "Folder with reports of hami replay -o json, as files *.json: the page Replays shows them to all "
+            "viewers. A mounted ConfigMap will do.",
+        ),
+    ] = ""
+
     def __post_init__(self) -> None:
         check_key_pair(self.cert_file, self.key_file)
         if self.inspect_bind_address is not None and self.bind_address.is_loopback:

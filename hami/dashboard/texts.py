@@ -14,6 +14,7 @@ from hami.inspect.gangs import gang_sentences
 from hami.inspect.preemption import preemption_sentences
 from hami.inspect.refusals import lacks, request_texts
 from hami.inspect.top import age_text
+from hami.inspect.twin_report import comparison_sentence, twin_rows, twin_sentence
 from hami.plurals import are, counted
 
 HUES = 6  # colors of namespaces in the style sheet
@@ -76,5 +77,8 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "latest": latest,
     "gang_sentences": gang_sentences,
     "preemption_sentences": preemption_sentences,
+    "twin_sentence": twin_sentence,
+    "twin_rows": twin_rows,
+    "comparison_sentence": comparison_sentence,
 }
 """Filters of templates by name."""

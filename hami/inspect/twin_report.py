@@ -19,7 +19,8 @@ from hami.runtime.beside import Beside
 EARLIEST = 1_000_000_000  # times of traces begin with 0
 LATEST = 253_402_300_799  # Unix seconds, in the year 9999
 MANY_PODS = 1_000  # of which both halves of a report are computed at once
-
+TWIN_REPORT = "TwinReport"
+"""The kind of the document."""
 
 NOT_RECORDED = (
     "not recorded: quotas, required affinity between pods, topology spread, volumes, node labels compared as "
@@ -230,13 +231,15 @@ def _time_text(at: float) -> str:
     return render_time(datetime.fromtimestamp(at, UTC))
 
 
-class _Row(OutputRecord, frozen=True):
+class TwinRow(OutputRecord, frozen=True):
+    """A figure as people read it: what happened, and what would have happened."""
+
     what: str
     happened: str
     replayed: str
 
 
-_COLUMNS: tuple[Column[_Row], ...] = (
+_COLUMNS: tuple[Column[TwinRow], ...] = (
     Column("", "what"),
     Column("HAPPENED", "happened"),
     Column("REPLAYED", "replayed"),
@@ -245,33 +248,37 @@ _COLUMNS: tuple[Column[_Row], ...] = (
 
 def render_twin(report: TwinReport, style: Style) -> str:
     """Returns *report* as a table, with sentences about the decisions."""
-    lines = [
-        f"{counted(report.pods, 'pod')} on {counted(report.nodes, 'node')} from {report.since} to "
-        f"{report.until}; replayed with {report.node_policy} and {report.device_policy}.",
-        "",
-        render_rows(list(_rows(report)), _COLUMNS, style),
-    ]
+    lines = [twin_sentence(report), "", render_rows(twin_rows(report), _COLUMNS, style)]
     if report.comparison is not None:
-        lines += ["", _comparison_text(report.comparison)]
+        lines += ["", comparison_sentence(report.comparison)]
     lines += [f"note: {note}" for note in report.notes]
     return "\n".join(lines)
 
 
-def _rows(report: TwinReport) -> list[_Row]:
+def twin_sentence(report: TwinReport) -> str:
+    """Returns what was replayed."""
+    return (
+        f"{counted(report.pods, 'pod')} on {counted(report.nodes, 'node')} from {report.since} to "
+        f"{report.until}; replayed with {report.node_policy} and {report.device_policy}."
+    )
+
+
+def twin_rows(report: TwinReport) -> list[TwinRow]:
+    """Returns the figures."""
     one, other = report.recorded, report.replayed
     rows = [
-        _Row("allocated", _percent(one.allocated), _percent(other.allocated)),
-        _Row("stranded", _percent(one.stranded), _percent(other.stranded)),
-        _Row("placed", f"{one.placed:,}", f"{other.placed:,}"),
-        _Row("never placed", f"{one.waiting:,}", f"{other.waiting:,}"),
-        _Row("evicted", f"{one.evicted:,}", f"{other.evicted:,}"),
+        TwinRow("allocated", _percent(one.allocated), _percent(other.allocated)),
+        TwinRow("stranded", _percent(one.stranded), _percent(other.stranded)),
+        TwinRow("placed", f"{one.placed:,}", f"{other.placed:,}"),
+        TwinRow("never placed", f"{one.waiting:,}", f"{other.waiting:,}"),
+        TwinRow("evicted", f"{one.evicted:,}", f"{other.evicted:,}"),
     ]
-    rows.append(_Row("waited: p50, p99, mean", _wait_text(one.waited), _wait_text(other.waited)))
+    rows.append(TwinRow("waited: p50, p99, mean", _wait_text(one.waited), _wait_text(other.waited)))
     theirs = {row.priority: row for row in other.by_priority}
     if len(theirs) > 1:
         for row in one.by_priority:
             rows.append(
-                _Row(
+                TwinRow(
                     f"  priority {row.priority}",
                     _wait_text(row),
                     _wait_text(theirs.get(row.priority)),
@@ -292,7 +299,8 @@ def _wait_text(row: WaitRow | None) -> str:
     return f"{row.p50_s:,.1f}, {row.p99_s:,.1f}, {row.mean_s:,.1f} s"
 
 
-def _comparison_text(comparison: TwinComparison) -> str:
+def comparison_sentence(comparison: TwinComparison) -> str:
+    """Returns how many decisions came out as recorded, and why others did not."""
     text = f"Decided again: {comparison.same:,} of {comparison.decisions:,} as recorded"
     if comparison.causes:
         texts = [f"{count.decisions:,} {count.cause}" for count in comparison.causes]

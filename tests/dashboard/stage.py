@@ -15,6 +15,7 @@ from hami.dashboard.explainer import explainer
 from hami.dashboard.history import no_history
 from hami.dashboard.live import LiveCluster
 from hami.dashboard.monitors import NoMonitor, use_poller
+from hami.dashboard.replays import NO_REPLAYS
 from hami.dashboard.usage_page import NO_USAGE
 from hami.dashboard.viewed_pods import (
     CONDITION_LIMITS,
@@ -91,6 +92,7 @@ class Stage:
         expect=None,
         history=None,
         usage=NO_USAGE,
+        replays=NO_REPLAYS,
         **options,
     ):
         self.monitors = {}  # metrics pages by node
@@ -136,6 +138,7 @@ class Stage:
                 is_local=rights is None,
                 has_history=history is not None,
                 usage=usage,
+                replays=replays,
             )
         )
         self.app.jinja_env.bytecode_cache = TEMPLATES
