@@ -14,6 +14,7 @@ from functools import partial
 from hami.codec.usage_sums import DAY_S, HOUR_S, HeldAmounts, date_of
 from hami.dashboard.access import Scope
 from hami.dashboard.caches import Poller, PollLimits
+from hami.errors import HamiError
 from hami.inspect.read_usage import UsageReader
 from hami.inspect.tables import OutputRecord
 from hami.inspect.usage import gpu_hours
@@ -77,7 +78,16 @@ def read_days(request: Requester, namespace: str) -> RecordedDays:
 
 def usage_poller(request: Requester, *, clock: Callable[[], float]) -> Poller[str, RecordedDays]:
     """Returns the days that are viewed, by the namespace of the records."""
-    return Poller("usage", partial(read_days, request), LIMITS, clock=clock)
+    return Poller("usage", partial(_read_days, request), LIMITS, clock=clock)
+
+
+def _read_days(request: Requester, namespace: str) -> RecordedDays:
+    try:
+        return read_days(request, namespace)
+    except HamiError as error:
+        # the page refers to this line
+        log.warning("records of usage cannot be read", extra={"error": str(error)})
+        raise
 
 
 class UsageView:

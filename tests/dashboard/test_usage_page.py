@@ -3,7 +3,14 @@
 import pytest
 
 from hami.codec.usage_sums import DAY_S, HOUR_S, HeldAmounts
-from hami.dashboard.usage_page import DAYS, MAX_NAMESPACES, RecordedDays, UsageView, read_days
+from hami.dashboard.usage_page import (
+    DAYS,
+    MAX_NAMESPACES,
+    RecordedDays,
+    UsageView,
+    read_days,
+    usage_poller,
+)
 from hami.errors import HamiError, NotFound
 from testing.cases import cases
 from tests.dashboard.stage import Rights, Stage
@@ -33,6 +40,16 @@ def test_the_last_days_are_read():
 def test_without_records_there_are_no_days():
     with pytest.raises(HamiError, match="no usage is recorded"):
         read_days(request, "elsewhere")
+
+
+def test_the_log_says_why_records_cannot_be_read(caplog):
+    days = usage_poller(request, clock=lambda: 0.0)
+    days.view("elsewhere")
+    days.step()
+    assert days.view("elsewhere") is None
+    [line] = [entry for entry in caplog.records if entry.levelname == "WARNING"]
+    assert line.getMessage() == "records of usage cannot be read"
+    assert "no usage is recorded" in line.error
 
 
 def names(page):
