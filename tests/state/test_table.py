@@ -1,5 +1,6 @@
 """A table that was updated step by step equals one that was built at once."""
 
+import random
 from collections import Counter, defaultdict
 
 import numpy
@@ -9,7 +10,7 @@ from hypothesis.strategies import integers, randoms
 from hami.model import PodScope
 from hami.scheduling.columns import FIELDS
 from hami.scheduling.score import node_score
-from hami.state.table import Table
+from hami.state.table import FEW_JUMPS, Table, jumps, side_by_side
 from testing.builders import booking, charge, gpu, usage
 from testing.cards import A100_PROFILES
 from testing.cases import cases
@@ -230,3 +231,29 @@ def facts(table, row):
         [names[place][value] if place < 3 else value for place, value in enumerate(device)]
         for device in columns.facts.T.tolist()
     ]
+
+
+# Objects side by side in memory
+
+COUNT, LENGTH = 500, 400
+"""The length of the texts is one that few other objects have: their gaps are those of the test."""
+
+
+def texts() -> list[str]:
+    return [f"{number:0{LENGTH}}" for number in range(COUNT)]
+
+
+def test_new_objects_lie_side_by_side_although_there_are_gaps_between_old_ones():
+    old = [text for _ in range(4) for text in texts()]
+    random.Random(1).shuffle(old)
+    del old[: 2 * COUNT]
+    assert jumps(texts()) > FEW_JUMPS * COUNT
+    made = side_by_side(texts)
+    assert jumps(made) <= FEW_JUMPS * COUNT
+    assert made == texts()
+
+
+def test_few_or_no_objects():
+    assert side_by_side(list[int]) == []
+    assert side_by_side(lambda: [1000]) == [1000]
+    assert jumps([]) == jumps(["a"]) == 0
