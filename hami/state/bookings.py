@@ -27,6 +27,7 @@ DeviceSums = Mapping[tuple[str, str], tuple[int, int, int]]
 """Slots, memory and cores in use, by vendor and UUID."""
 
 NOTHING = (0, 0, 0)
+NO_AMOUNTS = Amounts()
 
 
 # Of bookings, charges and records of pods there is one for each pod: structs are made in a fraction of the time that
@@ -151,9 +152,9 @@ class Bookings:
                 )
                 _put(sums, (vendor, charge.uuid), total, NOTHING)
             scoped = dict(self.in_namespace(booking.namespace, vendor))
-            before = scoped.get(booking.scope, Amounts())
+            before = scoped.get(booking.scope, NO_AMOUNTS)
             after = before.plus(total_charge(charges), sign)
-            _put(scoped, booking.scope, after, Amounts())
+            _put(scoped, booking.scope, after, NO_AMOUNTS)
             _put(self._namespaces, (booking.namespace, vendor), scoped, {})
         _put(self._sums, node, sums, {})
         on_node = dict(self._on_node.get(node, {}))
