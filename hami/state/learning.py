@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Protocol
 
 from hami.model import Pod
@@ -74,24 +75,35 @@ class Learning:
 
     def _running(self) -> Workload:
         """Returns the pods that have devices."""
-        workload = Workload()
+        alike: dict[tuple[str, _Held], int] = defaultdict(int)
         for booking in self._table.bookings.by_uid.values():
-            kind = self._kind_of(booking)
-            if kind is not None:
-                workload.add_running(booking.namespace, kind)
+            held = _held(booking)
+            if held is not None:
+                alike[booking.namespace, held] += 1
+        pods: dict[tuple[str, UsualPod], int] = {}
+        for (namespace, held), count in alike.items():
+            if has_room(self._vendors[held[0]]):
+                pods[namespace, UsualPod(*held[:4], milli_cpu=held[4])] = count
+        workload = Workload()
+        workload.add_running(pods)
         return workload
 
-    def _kind_of(self, booking: Booking) -> UsualPod | None:
-        """Returns the kind of a pod by what it holds; ``None`` if room says nothing about it."""
-        if len(booking.charges) != 1:
-            return None
-        ((key, charges),) = booking.charges
-        if not charges or not has_room(self._vendors[key]):
-            return None
-        return UsualPod(
-            vendor=key,
-            count=sum(charge.slots for charge in charges),
-            cores=max(charge.cores for charge in charges),
-            memory_mib=max(charge.memory_mib for charge in charges),
-            milli_cpu=booking.resources.milli_cpu,
-        )
+
+_Held = tuple[str, int, int, int, int]
+"""Vendor, devices, cores and memory (MiB) of each, and milli-CPU: what tells pods that have devices apart."""
+
+
+def _held(booking: Booking) -> _Held | None:
+    """Returns what a pod holds; ``None`` if these are devices of several vendors, or none."""
+    if len(booking.charges) != 1:
+        return None
+    ((vendor, charges),) = booking.charges
+    milli_cpu = booking.resources.milli_cpu
+    if len(charges) == 1:  # as most pods
+        charge = charges[0]
+        return vendor, charge.slots, charge.cores, charge.memory_mib, milli_cpu
+    if not charges:
+        return None
+    count = sum([charge.slots for charge in charges])
+    cores = max([charge.cores for charge in charges])
+    return vendor, count, cores, max([charge.memory_mib for charge in charges]), milli_cpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
@@ -9,6 +10,8 @@ from hami.scheduling.usual_pods import UsualPod, few
 
 HALF_LIFE = 4000
 """Pods after which an earlier one counts half."""
+REMEMBERED = HALF_LIFE / math.log(2)
+"""Pods that an endless row of pods counts as, by the weight of the last one."""
 FIRST, EIGHTH, LATEST = 16, 8, 256
 """The usual pods are estimated after FIRST pods, and again when these are an EIGHTH more, or LATEST pods more."""
 ASSUMED = 500
@@ -19,6 +22,7 @@ MAX_COUNTS = 4096
 LARGEST_SHARE, FROM_NAMESPACES = 0.25, 4
 """The most of all pods that one namespace stands for, from so many namespaces on: tenants must not write the mix."""
 MAX_UIDS = 10_000  # pods that are remembered, so that each counts once
+_GROWTH = 2 ** (1 / HALF_LIFE)  # of the weight of a pod, from one to the next
 _REBASE_AT = 1e100
 _OTHERS = ""  # the namespace of what is counted together
 
@@ -47,15 +51,25 @@ class Workload:
         if len(self._uids) > MAX_UIDS:
             self._uids.popitem(last=False)
         self._come += self._weight
-        self.add_running(namespace, kind)
-
-    def add_running(self, namespace: str, kind: UsualPod) -> None:
-        """Counts a pod that was there before this process."""
         self._count(namespace, kind, self._weight)
         self._counted += 1
-        self._weight *= 2 ** (1 / HALF_LIFE)
+        self._weight *= _GROWTH
         if self._weight > _REBASE_AT:
             self._rebase()
+        if len(self._counts) > MAX_COUNTS:
+            self._count_rare_together()
+
+    def add_running(self, pods: Mapping[tuple[str, UsualPod], int]) -> None:
+        """Counts pods that were there before this process: how many there are in each namespace of each kind.
+
+        Nobody knows in which order they came, so each counts the same, and all of them at most what is remembered of
+        pods that come one after the other.
+        """
+        total = sum(pods.values())
+        weight = self._weight * min(1.0, REMEMBERED / max(1, total))
+        for (namespace, kind), count in pods.items():
+            self._count(namespace, kind, weight * count)
+        self._counted += total
         if len(self._counts) > MAX_COUNTS:
             self._count_rare_together()
 
