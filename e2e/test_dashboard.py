@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +20,10 @@ from testing.eventually import eventually
 from testing.kube import Kube, write_kubeconfig
 from testing.measured import MonitorProcess, announced, own_address, served
 from testing.nodes import gpu, gpus
+from testing.people import hami
 from testing.pods import pod
 from testing.processes import Program, free_port
+from testing.recordings import record_week
 from testing.sandbox import LABEL, Sandbox
 from testing.scheduler import NAMESPACE, Certificates, Scheduler
 
@@ -437,6 +440,34 @@ def test_in_a_browser(sandbox, site, monitor_port):
         follows_the_cluster(started, sandbox, site)
         applies_filters_at_once(started, sandbox, site)
         works_without_scripts_and_with_the_keyboard(started, site)
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_reports_of_replays_in_a_browser(account, local, scheduler, tmp_path):
+    """What `hami replay` has written is a page, which is accessible at all widths."""
+    recording, reports = tmp_path / "recording", tmp_path / "reports"
+    for folder in (recording, reports):
+        folder.mkdir()
+    record_week(recording, pods=200, nodes=10, rng=random.Random(1))
+    for policy in ("spread", "binpack"):
+        answer = hami(local.kubeconfig, "replay", recording, "--policy", policy, "-o", "json")
+        assert answer.status == 0, answer.errors
+        (reports / f"{policy}.json").write_text(answer.text)
+    port = free_port()
+    with (
+        dashboard(account, local.folder, port, replay_reports=str(reports)),
+        browser() as started,
+    ):
+        site = Site(port).ready()
+        for width in WIDTHS:
+            with Visit.started(started, width=width) as visit:
+                visit.page.goto(site.base)
+                visit.page.get_by_role("link", name="Replays").click()
+                assert visit.page.locator("h2").all_inner_texts() == ["binpack", "spread"]
+                assert "200 pods on 10 nodes" in visit.page.locator("main").inner_text()
+                assert visit.violations() == []
+                assert not visit.is_wider_than_the_window()
+                assert visit.complaints == []
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
