@@ -17,12 +17,12 @@ from hami.errors import HamiError, MalformedInput
 from hami.inspect.tables import API_VERSION, OutputRecord
 from hami.inspect.twin_report import TWIN_REPORT, TwinReport
 
-MAX_FILES = 1000  # in the folder, that are looked at
-MAX_REPORTS = 20  # that are shown
+MAX_FILES = 1000  # of the folder, whose names are read
+MAX_REPORTS = 20  # on the page
 MAX_BYTES = 1 << 20  # of a report
 SUFFIX = ".json"
 LIMITS = PollLimits(interval=30.0, shown=3600.0, viewed=900.0, values=1, at_once=1)
-FIRST_S = 2.0  # that the first viewer waits for the folder to be read
+FIRST_S = 2.0  # for which the first viewer waits until the folder has been read
 
 
 class ReplayItem(OutputRecord, frozen=True):
@@ -109,7 +109,9 @@ class ReplaysView:
         if self._reports is None:
             return ReplayPage(problem="the dashboard has no --replay-reports")
         page = self._reports.view(self.folder)
-        return page or ReplayPage(problem="the folder of reports is not read yet")
+        if page is None:
+            return ReplayPage(problem="the folder of reports is not read yet")
+        return page
 
 
 NO_REPLAYS = ReplaysView("")

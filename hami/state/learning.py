@@ -82,8 +82,10 @@ class Learning:
                 alike[booking.namespace, held] += 1
         pods: dict[tuple[str, UsualPod], int] = {}
         for (namespace, held), count in alike.items():
-            if has_room(self._vendors[held[0]]):
-                pods[namespace, UsualPod(*held[:4], milli_cpu=held[4])] = count
+            vendor, devices, cores, memory_mib, milli_cpu = held
+            if has_room(self._vendors[vendor]):
+                kind = UsualPod(vendor, devices, cores, memory_mib, milli_cpu=milli_cpu)
+                pods[namespace, kind] = count
         workload = Workload()
         workload.add_running(pods)
         return workload

@@ -135,6 +135,13 @@ def test_only_so_many_are_shown(tmp_path):
     assert "2 reports more." in stage(tmp_path).ask("/replays").text
 
 
+def test_of_a_folder_with_many_files_only_so_many_names_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("hami.dashboard.replays.MAX_FILES", 3)
+    for number in range(5):
+        write(tmp_path, f"{number}.json", versioned(TWIN_REPORT, REPORT))
+    assert len(read_reports(str(tmp_path)).items) == 3
+
+
 def test_without_reports_it_says_so(tmp_path):
     site = Stage()
     assert (
