@@ -354,12 +354,13 @@ class _Twin:
         shape = id(pod.containers), pod.priority
         if at - self._no_plan.get(shape, -math.inf) < PREEMPT_AGAIN_S:
             return False
-        names = self._world.offered.selected_by(pod)
+        names = self._world.may_make_room(pod)
         plan = plan_preemption(self._world.view(), pod, names, PreemptionRules(now=at))
-        if plan is None or not plan.victims:
+        victims = self._world.with_room(pod, plan.node, plan.uids) if plan is not None else []
+        if plan is None or not victims:
             self._no_plan[shape] = at
             return False
-        for uid in plan.uids:
+        for uid in victims:
             self._tally.evict()
             self._stop(uid, at)
         return self._place(life, at, [plan.node])

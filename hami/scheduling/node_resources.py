@@ -28,6 +28,16 @@ class NodeResources(msgspec.Struct, frozen=True, gc=False):
     def __sub__(self, other: NodeResources) -> NodeResources:
         return NodeResources(self.milli_cpu - other.milli_cpu, self.memory_mib - other.memory_mib)
 
+    def covers(self, needed: NodeResources) -> bool:
+        """Reports whether these suffice for *needed*. What is not requested may be overcommitted."""
+        for has, needs in (
+            (self.milli_cpu, needed.milli_cpu),
+            (self.memory_mib, needed.memory_mib),
+        ):
+            if needs and has < needs:
+                return False
+        return True
+
     def larger(self, other: NodeResources) -> NodeResources:
         """Returns the larger amount of each."""
         return NodeResources(

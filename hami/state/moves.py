@@ -455,7 +455,7 @@ def has_room(view: View, node: str, resources: NodeResources) -> bool:
         return True
     for booking in view.bookings_on(node):
         left -= booking.resources
-    return left.larger(resources) == left
+    return left.covers(resources)
 
 
 def _is_on(view: View, uid: str, node: str) -> bool:

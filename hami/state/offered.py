@@ -68,6 +68,11 @@ class OfferedNodes:
         self._milli_cpu[place] += resources.milli_cpu
         self._memory_mib[place] += resources.memory_mib
 
+    def free_on(self, node: str) -> NodeResources:
+        """Returns what is free on *node*; less than nothing if pods hold more than it has."""
+        place = self._places[node]
+        return NodeResources(int(self._milli_cpu[place]), int(self._memory_mib[place]))
+
     def fitting(self, pod: Pod, resources: NodeResources, names: Sequence[str] | None) -> Array:
         """Returns the rows of those of *names*, else of all, that *pod* selects and where *resources* are free."""
         selection = self._selected(pod, names)

@@ -149,6 +149,46 @@ class World:
         rows = self.offered.fitting(pod, requested(pod), names)
         return dry_run.choose_from(self._deciding, pod, rows)
 
+    # Preemption
+
+    def may_make_room(self, pod: Pod) -> list[str]:
+        """Returns the nodes that *pod* selects and where CPU and memory suffice once pods of lower priority end."""
+        needed = requested(pod)
+        names: list[str] = []
+        for name in self.offered.selected_by(pod):
+            free = self.offered.free_on(name)
+            if not free.covers(needed):
+                free = sum((booking.resources for booking in self._evictable(pod, name)), free)
+            if free.covers(needed):
+                names.append(name)
+        return names
+
+    def with_room(self, pod: Pod, node: str, victims: Collection[str]) -> list[str]:
+        """Returns *victims* (uids) and the pods that have to end besides them until CPU and memory of *node* suffice
+        for *pod*: the lowest priority first, then the last that started."""
+        needed, free = requested(pod), self.offered.free_on(node)
+        uids = list(victims)
+        for uid in victims:
+            free += self._table.bookings.by_uid[uid].resources
+        for booking in self._evictable(pod, node):
+            if free.covers(needed):
+                break
+            if booking.uid not in victims:
+                free += booking.resources
+                uids.append(booking.uid)
+        return uids
+
+    def _evictable(self, pod: Pod, node: str) -> list[Booking]:
+        """Returns the bookings on *node* of pods that *pod* may evict, those first that are evicted first."""
+        lower: list[Booking] = []
+        for booking in self._table.bookings.on(node):
+            is_protected = self._pods[booking.uid].traits.is_protected
+            if booking.priority < pod.priority and not is_protected:
+                lower.append(booking)
+        return sorted(
+            lower, key=lambda booking: (booking.priority, -self._pods[booking.uid].started)
+        )
+
     # Pods
 
     def place(self, pod: Pod, choice: Choice, at: float) -> None:

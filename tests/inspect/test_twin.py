@@ -136,6 +136,33 @@ def test_nobody_is_evicted_from_a_node_that_the_pod_does_not_select(tmp_path):
     assert (replayed.evicted, replayed.waiting) == (0, 1)
 
 
+@cases(
+    "memory, requests, evicted, placed",
+    ("no CPU", 46_000, {}, 1, 1),
+    ("what a victim has", 46_000, {"cpu": "2", "memory": "4Gi"}, 1, 1),
+    ("CPU that two of them have", 46_000, {"cpu": "4"}, 2, 1),
+    ("memory that two of them have", 46_000, {"memory": "8Gi"}, 2, 1),
+    ("more CPU than the node has", 46_000, {"cpu": "99"}, 0, 0),
+    ("CPU, where devices are free", 20_000, {"cpu": "2"}, 1, 1),
+)
+def test_as_many_are_evicted_as_cpu_and_memory_need(tmp_path, memory, requests, evicted, placed):
+    cluster = RecordedCluster(tmp_path, nodes=0)
+    full = {"cpu": "8", "memory": "16Gi"}
+    cards = [gpu(f"GPU-{number}", index=number) for number in range(4)]
+    cluster.show_node(node("n", *cards, allocatable=full))
+    cluster.names = ["n"]
+    for number in range(4):
+        low = cluster.create(
+            f"low-{number}", gpus(memory=memory), requests={"cpu": "2", "memory": "4Gi"}
+        )
+        assert cluster.place(low) is not None
+    cluster.at += 60
+    cluster.create("high", gpus(memory=memory), priority=10, requests=requests)
+    cluster.recorder.close()
+    replayed = report_of(tmp_path, preemption=True).replayed
+    assert (replayed.evicted, replayed.placed) == (evicted, 4 + placed)
+
+
 TAINTS = (Taint("secret-key", "secret-value", "NoSchedule"),)
 
 

@@ -165,6 +165,15 @@ def test_a_waiting_pod_gets_no_node_without_free_cpu():
     assert choose_with_room(view, WAITS, NAMES) is not None
 
 
+def test_memory_that_is_overcommitted_keeps_nobody_out_who_requests_none():
+    left = {name: NodeResources(4000, -1) for name in NAMES}
+    view, _ = cluster_of(left=left)
+    by_cpu = pod(gpus(1, memory=1000, cores=0), name="by-cpu", requests={"cpu": "2"})
+    assert choose_with_room(view, by_cpu, NAMES) is not None
+    by_both = pod(gpus(1, memory=1000), name="both", requests={"cpu": "2", "memory": "1Mi"})
+    assert choose_with_room(view, by_both, NAMES) is None
+
+
 def test_a_pod_moves_only_to_nodes_that_it_selects():
     term = (NodeRequirement("zone", "In", frozenset({"a"})),)
     layout = (("n0", "a", 50_000, {"node_terms": (term,)}),)
