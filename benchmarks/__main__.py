@@ -19,6 +19,7 @@ from rich.table import Table
 
 from benchmarks import beside
 from benchmarks.admission import creation_rows, webhook_rows
+from benchmarks.beside_records import beside_records_rows
 from benchmarks.dashboard import dashboard_rows
 from benchmarks.dra import dra_rows
 from benchmarks.extender import SIZES, filter_rows
@@ -175,6 +176,7 @@ def measure(run: Run, chosen: argparse.Namespace) -> Iterator[Row]:
         yield from trace_rows(run, chosen.lists, chosen.seeds)
     if "usage" in chosen.groups:
         yield from usage_rows(run)
+        yield from beside_records_rows(run)
     if "room" in chosen.groups:
         yield from room_rows(run)
     if "replay" in chosen.groups:

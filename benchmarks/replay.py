@@ -35,7 +35,9 @@ def replay_rows(run: Run) -> Iterator[Row]:
     collect_rarely(YOUNG_OBJECTS)
     run.say(f"replay: recording {PODS:,} pods on {NODES} nodes")
     with tempfile.TemporaryDirectory() as folder:
-        record_week(Path(folder), PODS, NODES, random.Random(1))
+        record_week(
+            Path(folder), PODS, NODES, random.Random(1), lambda text: run.say(f"replay: {text}")
+        )
         size = sum(path.stat().st_size for path in segments_at(Path(folder)))
         for what, changes in CASES:
             run.say(f"replay: {what}")

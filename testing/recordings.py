@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from heapq import heappop, heappush
@@ -35,6 +35,7 @@ WEEK_S = 7 * 86_400
 LOAD = 0.85  # of all devices, on average
 SIZE = 0.72  # of a pod of SHAPES in devices, on average
 FIRST_TRIED = 20  # of the pods that wait, when one has ended
+SAID_EVERY = 10_000  # pods
 
 
 class RecordedCluster:
@@ -121,7 +122,14 @@ class RecordedCluster:
         self.store.pods.remove(bound)
         self.recorder.pods.remove(bound)
 
-    def run(self, pods: int, gap_s: float, runs_s: float, rng: random.Random) -> None:
+    def run(
+        self,
+        pods: int,
+        gap_s: float,
+        runs_s: float,
+        rng: random.Random,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
         """Lets *pods* come with exponential gaps and durations, and wait until they fit; then ends the recording."""
         ends: list[tuple[float, int, Pod]] = []
         waiting: list[Pod] = []
@@ -135,6 +143,8 @@ class RecordedCluster:
 
         next_at = self.at
         for number in range(pods):
+            if say is not None and number and number % SAID_EVERY == 0:
+                say(f"{number:,} of {pods:,} pods recorded")
             next_at += rng.expovariate(1 / gap_s)
             while ends and ends[0][0] <= next_at:
                 self.at, _, ended = heappop(ends)
@@ -154,8 +164,14 @@ class RecordedCluster:
         self.recorder.close()
 
 
-def record_week(folder: Path, pods: int, nodes: int, rng: random.Random) -> None:
-    """Records a week of *pods* on *nodes* with eight cards."""
+def record_week(
+    folder: Path,
+    pods: int,
+    nodes: int,
+    rng: random.Random,
+    say: Callable[[str], None] | None = None,
+) -> None:
+    """Records a week of *pods* on *nodes* with eight cards. *say* hears how far it is."""
     cluster = RecordedCluster(folder, nodes, cards=8, segment_bytes=64 << 20)
     gap_s = WEEK_S / pods
-    cluster.run(pods, gap_s, LOAD * nodes * 8 * gap_s / SIZE, rng)
+    cluster.run(pods, gap_s, LOAD * nodes * 8 * gap_s / SIZE, rng, say)
