@@ -208,6 +208,7 @@ class _Builder:
         self._nodes: dict[str, None] = {}
         self._charges: dict[str, PodBound] = {}
         self._templates: dict[bytes, Pod] = {}
+        self._alike: dict[bytes, tuple[Container, ...]] = {}
         self._terms: dict[bytes, RecordedShape] = {}  # of templates that select nodes
         self._listed: set[str] | None = None
         self._is_begun = False
@@ -405,9 +406,12 @@ class _Builder:
                     requests=record.requests,
                 )
             )
+        # pods that nodes serve alike have the same containers, which tells them
+        needs = msgspec.structs.replace(shape, priority=0, preempts=True, protected=False)
+        alike = self._alike.setdefault(msgspec.json.encode(needs), tuple(containers))
         pod = Pod(
             ref=PodRef("", "", ""),
-            containers=tuple(containers),
+            containers=alike,
             annotations=shape.annotations,
             labels={PREEMPTIBLE: "false"} if shape.protected else {},
             requests=shape.requests,

@@ -174,12 +174,13 @@ class _Waiting:
 
     def place_all(self, place: Callable[[Life], bool]) -> None:
         """Removes the pods that *place* places: it is asked for one of each shape, in their order, until it refuses."""
-        refused = 0
+        refused: set[int] = set()
         heads = [item for item in map(self._head, list(self._queues)) if item is not None]
         heapq.heapify(heads)
-        while heads and refused < MAX_TRIED:
+        while heads and len(refused) < MAX_TRIED:
             _, _, key, life = heads[0]
-            if place(life):
+            shape, _ = key
+            if shape not in refused and place(life):
                 self._uids.discard(life.pod.ref.uid)
                 heapq.heappop(self._queues[key])
                 follower = self._head(key)
@@ -187,7 +188,7 @@ class _Waiting:
                     heapq.heapreplace(heads, follower)
                     continue
             else:
-                refused += 1
+                refused.add(shape)
             heapq.heappop(heads)
 
     def _head(self, key: tuple[int, int]) -> tuple[int, int, tuple[int, int], Life] | None:
@@ -268,7 +269,7 @@ class _Twin:
 
     def _set_node(self, event: NodeSeen) -> None:
         set_node(self._world, event)
-        self._retry([event.name], event.at)
+        self._retry(event.name, event.at)
 
     # Pods
 
@@ -323,12 +324,15 @@ class _Twin:
             del self._running[uid]
             booking = self._world.end(uid)
             if booking is not None:
-                self._retry([booking.node], end)
+                self._retry(booking.node, end)
 
-    def _retry(self, names: Sequence[str], at: float) -> None:
-        offered = [name for name in names if name in self._world.offered]
-        if offered:
-            self._waiting.place_all(lambda life: self._place(life, at, offered))
+    def _retry(self, node: str, at: float) -> None:
+        """Places pods that wait on *node*, where something has become free."""
+        world = self._world
+        if node in world.offered:
+            self._waiting.place_all(
+                lambda life: world.may_serve(life.pod, node) and self._place(life, at, [node])
+            )
 
     def _give_up(self, event: PodGone) -> None:
         """A pod that was never placed has gone: nobody waits for it any longer."""

@@ -45,6 +45,21 @@ def fit(request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
     return _first_that_fit(ordered, request, context)
 
 
+def may_fit(request: Request, context: FitContext) -> bool:
+    """Reports whether as many devices of ``context.usages`` as *request* wants pass, each by itself. False is certain,
+    and found without the order in which devices are tried."""
+    allows_repeats = context.vendor.decision.allows_repeats
+    checks, missing = _checks(request, context), request.count
+    for usage in context.usages:
+        if _objection(Candidate(usage, request, context), checks) is None:
+            missing -= 1
+            if allows_repeats is not None and allows_repeats(usage):
+                return True
+            if missing == 0:
+                return True
+    return False
+
+
 def objection(candidate: Candidate) -> Reason | None:
     """Returns the reason of the first of the vendor's rules that *candidate* fails."""
     return _objection(candidate, _checks(candidate.request, candidate.context))

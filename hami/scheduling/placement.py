@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from hami.model import Allocation, Budget, ContainerKind, DeviceUsage, Request, Share, Unfit
-from hami.scheduling.fit import fit
+from hami.scheduling.fit import fit, may_fit
 from hami.scheduling.pod_request import ORDER_OF_PLACING, PodRequest
 from hami.scheduling.usage import charge_partitions, charge_shares
 from hami.vendors.spec import FitContext
@@ -43,6 +43,15 @@ def place_pod(
             return result
         placed[position].extend(result)
     return tuple(map(tuple, placed))
+
+
+def may_place(usages: NodeUsage, pod_request: PodRequest) -> bool:
+    """Reports whether `place_pod` may find shares. False is certain, and costs a part of that."""
+    for request in pod_request.distinct_requests:
+        context = pod_request.fit_context(request.vendor, usages.get(request.vendor, ()))
+        if not may_fit(request, context):
+            return False
+    return True
 
 
 def placing_steps(

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from hami.model import Device, Pod, Taint
 from hami.scheduling.node_order import node_order_of, weights
 from hami.scheduling.node_resources import NOTHING, NodeResources, requested
+from hami.scheduling.placement import may_place
 from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.refusal import Choice
 from hami.scheduling.usage import Charge
@@ -148,6 +149,11 @@ class World:
         self._learning.begin()
         rows = self.offered.fitting(pod, requested(pod), names)
         return dry_run.choose_from(self._deciding, pod, rows)
+
+    def may_serve(self, pod: Pod, node: str) -> bool:
+        """Reports whether *pod* may fit *node*. False is certain, and costs little."""
+        request = self._deciding.request_of(pod)
+        return request is not None and may_place(self._table.usages(node), request)
 
     # Preemption
 

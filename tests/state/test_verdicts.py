@@ -12,7 +12,7 @@ from hami.codec.allocation import render_shares
 from hami.model import Budget, NodePolicy, NodePreference, NodeRequirement, Unfit
 from hami.scheduling import columns
 from hami.scheduling.node_order import NodeOrder, weights
-from hami.scheduling.placement import place_pod
+from hami.scheduling.placement import may_place, place_pod
 from hami.scheduling.quota import check_quota
 from hami.scheduling.refusal import Choice, Refusal, nearest_sum
 from hami.scheduling.score import node_score
@@ -193,7 +193,7 @@ def test_what_is_remembered_and_skipped_never_changes_the_answer(rng):
 
 
 @given(rng=randoms(use_true_random=True))
-def test_columns_exclude_only_nodes_that_do_not_fit(rng):
+def test_what_excludes_nodes_excludes_only_those_that_do_not_fit(rng):
     """Nodes that they do not exclude mostly fit, so what else could be excluded is little."""
     mirror = Mirror.filled(rng, 8)
     for _ in range(10):
@@ -211,9 +211,9 @@ def test_columns_exclude_only_nodes_that_do_not_fit(rng):
                 device_columns, request, asked.fit_context(request.vendor)
             )
         for place, row in zip(of, rows):
-            assert possible[place] or isinstance(
-                place_pod(table.usages(table.names[row]), asked), Unfit
-            )
+            usages = table.usages(table.names[row])
+            if not possible[place] or not may_place(usages, asked):
+                assert isinstance(place_pod(usages, asked), Unfit)
 
 
 @pytest.mark.parametrize("by_claims, chosen", [(True, "claims"), (False, "plugin")])
@@ -244,8 +244,10 @@ def test_columns_exclude_nodes_that_cannot_fit():
         [table.rows[name] for name in ("full", "small", "busy", "sick", "other", "good", "lone")]
     )
     asked = pod_request(gpus(1, 1000, 20), annotations={"nvidia.com/use-gputype": "A40"})
-    assert list(may_serve(table, asked, rows)) == [False] * 5 + [True] * 2
-    assert list(may_serve(table, pod_request(gpus(2, 1000)), rows)) == [False] * 7
+    two = pod_request(gpus(2, 1000))
+    for request, expected in ((asked, [False] * 5 + [True] * 2), (two, [False] * 7)):
+        assert list(may_serve(table, request, rows)) == expected
+        assert [may_place(table.usages(table.names[row]), request) for row in rows] == expected
 
 
 def may_serve(table, asked, rows):
