@@ -358,9 +358,10 @@ class _Twin:
         shape = id(pod.containers), pod.priority
         if at - self._no_plan.get(shape, -math.inf) < PREEMPT_AGAIN_S:
             return False
-        names = self._world.may_make_room(pod)
+        evictable = self._world.evictable
+        names = evictable.may_make_room(pod)
         plan = plan_preemption(self._world.view(), pod, names, PreemptionRules(now=at))
-        victims = self._world.with_room(pod, plan.node, plan.uids) if plan is not None else []
+        victims = [] if plan is None else evictable.with_room(pod, plan.node, plan.uids)
         if plan is None or not victims:
             self._no_plan[shape] = at
             return False

@@ -16,6 +16,7 @@ from hami.scheduling.refusal import Choice
 from hami.scheduling.usage import Charge
 from hami.state import dry_run
 from hami.state.bookings import Booking, booking_of
+from hami.state.evictable import EvictablePods
 from hami.state.learning import Learning
 from hami.state.offered import OfferedNodes
 from hami.state.read_pod import PodRecord, PodTraits
@@ -77,6 +78,8 @@ class World:
         self._devices: dict[str, tuple[str, ...]] = {}
         self.offered = OfferedNodes(self._table)
         """The nodes that kube-scheduler may offer."""
+        self.evictable = EvictablePods(self._table.bookings, self._pods, self.offered)
+        """The pods that others may evict."""
         self.devices = 0
         """The number of devices."""
         self.taken = 0.0
@@ -154,46 +157,6 @@ class World:
         """Reports whether *pod* may fit *node*. False is certain, and costs little."""
         request = self._deciding.request_of(pod)
         return request is not None and may_place(self._table.usages(node), request)
-
-    # Preemption
-
-    def may_make_room(self, pod: Pod) -> list[str]:
-        """Returns the nodes that *pod* selects and where CPU and memory suffice once pods of lower priority end."""
-        needed = requested(pod)
-        names: list[str] = []
-        for name in self.offered.selected_by(pod):
-            free = self.offered.free_on(name)
-            if not free.covers(needed):
-                free = sum((booking.resources for booking in self._evictable(pod, name)), free)
-            if free.covers(needed):
-                names.append(name)
-        return names
-
-    def with_room(self, pod: Pod, node: str, victims: Collection[str]) -> list[str]:
-        """Returns *victims* (uids) and the pods that have to end besides them until CPU and memory of *node* suffice
-        for *pod*: the lowest priority first, then the last that started."""
-        needed, free = requested(pod), self.offered.free_on(node)
-        uids = list(victims)
-        for uid in victims:
-            free += self._table.bookings.by_uid[uid].resources
-        for booking in self._evictable(pod, node):
-            if free.covers(needed):
-                break
-            if booking.uid not in victims:
-                free += booking.resources
-                uids.append(booking.uid)
-        return uids
-
-    def _evictable(self, pod: Pod, node: str) -> list[Booking]:
-        """Returns the bookings on *node* of pods that *pod* may evict, those first that are evicted first."""
-        lower: list[Booking] = []
-        for booking in self._table.bookings.on(node):
-            is_protected = self._pods[booking.uid].traits.is_protected
-            if booking.priority < pod.priority and not is_protected:
-                lower.append(booking)
-        return sorted(
-            lower, key=lambda booking: (booking.priority, -self._pods[booking.uid].started)
-        )
 
     # Pods
 
