@@ -97,9 +97,12 @@ class Controller(Task):
 
     def _duties(self) -> Iterator[Callable[[], None]]:
         """Yields the duties of every replica, then the leader's; leadership may end between any two of them."""
+        yield self._expire
+        if (
+            self._store.pods.is_listed
+        ):  # while a list is read, each round would count all pods again
+            yield self._store.learn
         yield from (
-            self._expire,
-            self._store.learn,
             self._resolve_unknown_bindings,
             self._read_unshown_pods,
             self._report_edits,

@@ -270,6 +270,8 @@ class PodCache(PodRecords):
         self._tombstones: OrderedDict[str, _Tombstone] = OrderedDict()
         self._decided: OrderedDict[str, None] = OrderedDict()  # pods that this process has filtered
         self._edited: dict[PodRef, None] = {}  # pods with edits that no one has taken yet
+        self.is_listed = False
+        """A list of all pods has been read."""
         self.edits_refused = 0
         """The number of edits of bound pods' annotations that would have changed what they hold."""
 
@@ -309,6 +311,7 @@ class PodCache(PodRecords):
                 if self.get(uid) is None and self._promises.assumed(uid) is None:
                     del self._decided[uid]
             self._sightings.finish_list()
+            self.is_listed = True
             self.loads.prune(seen)
             self._promises.prune(seen, started)
             self._foreign_nodes.clear_before(started)
