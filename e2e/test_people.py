@@ -204,14 +204,14 @@ def test_a_running_pod_is_resized(ask, sandbox):
     first, *_, last = answer.text.splitlines()
     assert (answer.status, first, last) == (
         0,
-        "requested: main 50000Mi",
+        "requested: main 50,000 MiB",
         "applied: main 50,000 MiB and 40 cores",
     )
     (row,) = ask("top", "pods", "-o", "json").document["items"]
     assert (row["memoryMib"], row["memoryWantedMib"]) == (50_000, 50_000)
     refused = ask("resize", "pod", "a", "--cores=100")
     assert refused.status == 1
-    assert refused.text.splitlines()[-1].startswith("infeasible; ")
+    assert refused.errors.startswith("error: infeasible; ")
     assert "Resize: infeasible; " in ask("explain", "pod", "a").text
     assert ask("audit").status == 0
     sandbox.delete("a")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import sys
@@ -22,7 +23,7 @@ from hami.errors import ClusterError, HamiError
 from hami.inspect.tables import Style, parse_form, printable, render_document, versioned
 from hami.kube.access import UserAccess
 from hami.model import DisruptionBudget, Pod, PodRef
-from hami.runtime.options import DURATION, Value, read_text
+from hami.runtime.options import TIMEOUT, Value, read_text
 
 if TYPE_CHECKING:
     from hami.codec.objects import PriorityClass
@@ -245,7 +246,7 @@ ACCESS_OPTIONS = (
 CLUSTER_OPTIONS = (
     click.Option(
         ["--request-timeout"],
-        type=DURATION,
+        type=TIMEOUT,
         default="30s",
         show_default=True,
         metavar="DURATION",
@@ -374,13 +375,14 @@ def people_command(
     of_cluster: bool = True,
     has_forms: bool = True,
     forms: Sequence[str] = (),
+    hidden: Sequence[str] = (),
 ) -> Callable[..., click.Command]:
     """Declares a command for people by a function that has the command's own arguments and options.
 
     *examples*: lines of a shell, for its help. *of_cluster*: the command has the options of the access, and the
     function takes ``client``. *has_forms*: the command has the options of the output, and the function takes ``style``
     and returns an `Answer`, or ``None`` if it has printed everything itself. *forms*: of the text, beside the usual
-    ones.
+    ones. *hidden*: those of CLIENT_OPTIONS that mean nothing here: the help leaves them out.
     """
 
     def declare(function: Callable[..., Answer | None]) -> click.Command:
@@ -414,13 +416,23 @@ def people_command(
             name=name, cls=PeopleCommand, context_settings=CONTEXT_SETTINGS, epilog=epilog
         )(run)
         if of_cluster:
-            command.params.extend(CLIENT_OPTIONS)
+            for option in CLIENT_OPTIONS:
+                if option.opts[0] in hidden:
+                    option = _hidden(option)
+                command.params.append(option)
             command.params.extend(COMMON_OPTIONS)
         if has_forms:
             command.params.extend(output_options(forms))
         return command
 
     return declare
+
+
+def _hidden(option: click.Option) -> click.Option:
+    """Returns a copy of *option* that no help shows."""
+    made = copy.copy(option)
+    made.hidden = True
+    return made
 
 
 def _client_of(values: dict[str, Any], ctx: click.Context) -> Client:

@@ -68,6 +68,7 @@ hami dashboard
 hami dashboard -n team-a --port 9000 --no-browser
 """,
     has_forms=False,
+    hidden=("-A", "--snapshot"),
 )
 @click.option(
     FLAG,

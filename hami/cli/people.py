@@ -144,6 +144,7 @@ hami explain pod/train-0 -n team-a
 hami explain pod train-0 -v
 hami explain train-0 -w
 """,
+    hidden=("-A",),
 )
 @pod_argument()
 @click.option(
@@ -300,6 +301,7 @@ hami simulate -f job.yaml
 hami simulate -f job.yaml --add-node like=gpu-node-1:2
 hami simulate -f job.yaml --drain gpu-node-1
 """,
+    hidden=("-A",),
 )
 @FILES
 @click.option(
@@ -502,6 +504,7 @@ hami snapshot --anonymize > cluster.json.gz
 hami top --snapshot cluster.json.gz
 """,
     has_forms=False,
+    hidden=("-n", "-A"),
 )
 @click.option(
     "--anonymize",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -31,6 +31,7 @@ hami resize train-0 --memory 20Gi
 hami resize pod/train-0 trainer --memory 20Gi --cores 50 --dry-run
 """,
     has_forms=False,
+    hidden=("-A",),
 )
 @pod_argument(" [CONTAINER]")
 @click.option(
@@ -74,7 +75,8 @@ def resize_command(
     size = _size_of(memory, cores, container or name)
     ref = PodRef(client.single_namespace("a pod has one namespace"), name, "")
     if dry_run:
-        click.get_current_context().exit(0 if _try(client, ref, container, size) else 1)
+        _try(client, ref, container, size)
+        return
     if client.snapshot:
         raise HamiError("a snapshot does not change: only --dry-run answers from one")
     request, reader = client.writer(), client.reader()
@@ -87,9 +89,9 @@ def resize_command(
 
     chosen = resizable(read(), container)
     asked = ask(request, read, chosen, size)
-    _say(f"requested: {chosen} {_size_text(memory, cores)}")
+    _say(f"requested: {chosen} {_size_text(size)}")
     try:
-        holds = follow(
+        problem = follow(
             asked,
             lambda: reader.pod(ref),
             _say,
@@ -99,7 +101,8 @@ def resize_command(
     except KeyboardInterrupt:
         _say(f"interrupted. The request stands: see hami explain pod {name} -n {ref.namespace}")
         click.get_current_context().exit(INTERRUPTED)
-    click.get_current_context().exit(0 if holds else 1)
+    if problem:
+        _fail(problem)
 
 
 def _size_of(memory: str | None, cores: int | None, container: str) -> Size:
@@ -112,27 +115,40 @@ def _size_of(memory: str | None, cores: int | None, container: str) -> Size:
         raise HamiError(f"--memory={error.text}: {error.problem}") from error
 
 
-def _try(client: Client, ref: PodRef, container: str, size: Size) -> bool:
-    """Says what the scheduler would decide, and returns whether the size would be booked. Raises: HamiError."""
+def _try(client: Client, ref: PodRef, container: str, size: Size) -> None:
+    """Says what the scheduler would decide. The exit status is 1 if the size would not be booked. Raises: HamiError."""
+    from hami.codec.resize import ResizeState
     from hami.inspect.cluster import unknown_pod
     from hami.inspect.resize import requested_sizes, resizable, try_resize
 
     cluster = client.cluster()
     if (pod := cluster.pod_named(ref.namespace, ref.name)) is None:
         raise unknown_pod(cluster, ref.namespace, ref.name)
-    fits, text = try_resize(cluster, pod, requested_sizes(pod, resizable(pod, container), size))
+    sizes = requested_sizes(pod, resizable(pod, container), size)
+    state, text = try_resize(cluster, pod, sizes)
+    if state == ResizeState.INFEASIBLE:
+        _fail(text)
     _say(text)
-    return fits
+    if state != ResizeState.BOOKED:
+        click.get_current_context().exit(1)
 
 
-def _size_text(memory: str | None, cores: int | None) -> str:
+def _size_text(size: Size) -> str:
     words = []
-    if memory is not None:
-        words.append(memory)
-    if cores is not None:
-        words.append(f"{cores} cores")
+    if size.memory_mib is not None:
+        words.append(f"{size.memory_mib:,} MiB")
+    if size.memory_percent is not None:
+        words.append(f"{size.memory_percent} % of the memory")
+    if size.cores is not None:
+        words.append(f"{size.cores} cores")
     return " and ".join(words)
 
 
 def _say(text: str) -> None:
     click.echo(printable(text))
+
+
+def _fail(text: str) -> NoReturn:
+    """Ends the command: it did what it could, and the answer is no."""
+    click.echo(f"error: {printable(text)}", err=True)
+    click.get_current_context().exit(1)

@@ -46,6 +46,7 @@ hami capacity -f pod.yaml
 hami capacity -f pod.yaml --defragment
 hami capacity --pod train-0 --defragment --apply
 """,
+    hidden=("-A",),
 )
 @FILES
 @click.option(
@@ -167,6 +168,7 @@ def _asked(
 hami compact --shapes 4x1.0,8x1.0
 hami compact --from-queue --moves 20
 """,
+    hidden=("-n", "-A"),
 )
 @click.option(
     "--shapes",

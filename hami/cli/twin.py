@@ -41,6 +41,7 @@ hami record recording
 hami record /data --max-size 2048
 """,
     has_forms=False,
+    hidden=("-n", "-A", "--snapshot"),
 )
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option(

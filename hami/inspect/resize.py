@@ -139,8 +139,8 @@ def follow(
     why: Callable[[PodRef], Sequence[SchedulingEvent]] = lambda ref: (),
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> bool:
-    """Says what becomes of the request of *asked*, each change once, and returns whether it holds.
+) -> str:
+    """Says what becomes of the request of *asked*, each change once. Returns why it does not hold; empty if it does.
 
     *read*: returns the pod as it is now. *why*: the events that say why its node has not confirmed a smaller size.
     Returns as well when the request is refused for good, after *timeout_s*, or when it is no longer this one.
@@ -148,27 +148,32 @@ def follow(
     """
     until, last = clock() + timeout_s, ""
     while True:
-        pod = read()
-        if pod is None or pod.ref.uid != asked.ref.uid or pod.is_terminated:
-            raise HamiError(f"pod {asked.ref} has ended")
+        pod = _running(asked, read())
         if pod.annotations.get(RESIZE) != asked.annotations[RESIZE]:
-            say("replaced: somebody asks for something else now")
-            return False
+            return "replaced: somebody asks for something else now"
         report = resize_report(pod.annotations)
         text = _progress(pod, report, why)
+        state = None if report is None else report.state
+        if state == ResizeState.INFEASIBLE:
+            return text
         if text not in ("", last):
             say(text)
             last = text
-        state = None if report is None else report.state
-        if state in (ResizeState.APPLIED, ResizeState.INFEASIBLE):
-            return state == ResizeState.APPLIED
+        if state == ResizeState.APPLIED:
+            return ""
         if clock() >= until:
-            say(
+            return (
                 f"it does not hold after {timeout_s:g} s. The request stands: see hami explain pod {pod.ref.name} "
                 f"-n {pod.ref.namespace}"
             )
-            return False
         sleep(min(_interval_s(report), max(0.0, until - clock())))
+
+
+def _running(asked: Pod, pod: Pod | None) -> Pod:
+    """Returns *pod*, which is *asked* as it is now. Raises: HamiError if it is gone."""
+    if pod is None or pod.ref.uid != asked.ref.uid or pod.is_terminated:
+        raise HamiError(f"pod {asked.ref} has ended")
+    return pod
 
 
 def _interval_s(report: ResizeReport | None) -> float:
@@ -193,16 +198,21 @@ def _progress(
 # What would be decided
 
 
-def try_resize(cluster: InspectedCluster, pod: Pod, sizes: Mapping[str, Size]) -> tuple[bool, str]:
-    """Returns whether the *sizes* would be booked for *pod*, and the answer in words."""
+def try_resize(
+    cluster: InspectedCluster, pod: Pod, sizes: Mapping[str, Size]
+) -> tuple[ResizeState, str]:
+    """Returns the answer that the *sizes* for *pod* would get, and the same in words."""
     try:
         plan = plan_resize_in(cluster.view, pod, sizes, cluster.nodes.get(pod.node_name))
     except MalformedInput as error:
         plan = ResizeRefusal(ResizeState.INFEASIBLE, str(error))
     if isinstance(plan, ResizeRefusal):
-        return False, ResizeReport(plan.state, message=plan.message).sentence
+        return plan.state, ResizeReport(plan.state, message=plan.message).sentence
     after = as_resized(pod, resized_annotations(plan))
     memory, cores = excess(after.annotations)
     report = ResizeReport(ResizeState.BOOKED, excess_mib=memory, excess_cores=cores)
     words = report.sentence if report.is_pending else "it fits"
-    return True, f"{words}: {'; '.join(size_lines(after, wanted_text(after.annotations)))}"
+    return (
+        ResizeState.BOOKED,
+        f"{words}: {'; '.join(size_lines(after, wanted_text(after.annotations)))}",
+    )

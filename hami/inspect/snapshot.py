@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from enum import Enum
 from functools import partial
-from gzip import GzipFile
+from gzip import BadGzipFile, GzipFile
 from typing import Any, NamedTuple
 
 import msgspec
@@ -153,6 +153,8 @@ def _unpacked(data: bytes, source: str) -> bytes:
     try:
         with GzipFile(fileobj=io.BytesIO(data)) as file:
             text = file.read(MAX_BYTES + 1)
+    except BadGzipFile as error:
+        raise HamiError(f"{source}: not a snapshot of hami: not compressed by gzip") from error
     except (OSError, EOFError, zlib.error) as error:
         raise HamiError(f"{source}: not a snapshot of hami: {error}") from error
     if len(text) > MAX_BYTES:

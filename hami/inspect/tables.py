@@ -24,6 +24,7 @@ METER_WIDTH = 10
 _NOT_PRINTABLE = re.compile(r"[^\n\x20-\x7e]")  # and others, which :func:`_escaped` keeps
 _PRINTED = re.compile(r"[^\n\t]+")  # of a template
 _FULL, _HIGH = 0.95, 0.6  # shares from which a meter is red, or yellow
+FIRST_NAMES = 2  # of a list in a cell
 FORMS = ("table", "wide", "json", "yaml", "name")
 CSV, FOCUS = "csv", "focus"
 """Forms of some commands."""
@@ -56,18 +57,22 @@ class OutputRecord(msgspec.Struct, rename=_field_name, frozen=True):
 @dataclass(frozen=True, slots=True)
 class Column(Generic[R]):
     """*text* returns the cell of a row, or names the field that it shows. *wide*: only in wide tables. *share*: the
-    share that colors the cell."""
+    share that colors the cell. *full*: the field that wide tables show instead of *text*."""
 
     title: str
     text: Callable[[R], str] | str
     wide: bool = False
     share: Callable[[R], float | None] | None = None
+    full: str = ""
 
-    def cell(self, row: R) -> str:
-        """Returns the text of the cell, empty if there is nothing to show."""
-        if not isinstance(self.text, str):
-            return self.text(row)
-        value = attrgetter(self.text)(row)
+    def cell(self, row: R, form: str = "table") -> str:
+        """Returns the text of the cell in a table of *form*, empty if there is nothing to show."""
+        text = self.text
+        if self.full and form == "wide":
+            text = self.full
+        if not isinstance(text, str):
+            return text(row)
+        value = attrgetter(text)(row)
         if value is None:
             return ""
         return ", ".join(value) if isinstance(value, tuple) else str(value)
@@ -101,13 +106,22 @@ def render_rows(rows: Sequence[R], columns: Sequence[Column[R]], style: Style) -
         cells.append([column.title for column in shown])
         colors.append([None] * len(shown))
     for row in rows:
-        cells.append([_cell(column, row) for column in shown])
+        cells.append([_cell(column, row, style.form) for column in shown])
         colors.append([_color_of(column, row, style) for column in shown])
     return _aligned(cells, colors)
 
 
-def _cell(column: Column[R], row: R) -> str:
-    return printable(column.cell(row)) or NONE
+def _cell(column: Column[R], row: R, form: str) -> str:
+    return printable(column.cell(row, form)) or NONE
+
+
+def first_names(names: Sequence[str]) -> str:
+    """Returns the first of *names*, and how many more there are, as kubectl does."""
+    text = ", ".join(names[:FIRST_NAMES])
+    more = len(names) - FIRST_NAMES
+    if more > 0:
+        text += f" + {more:,} more..."
+    return text
 
 
 def render_document(document: object, form: str, *, headers: bool = True) -> str:

@@ -21,6 +21,7 @@ from hami.inspect.tables import (
     Column,
     OutputRecord,
     Style,
+    first_names,
     gib,
     meter_column,
     printable,
@@ -510,7 +511,7 @@ DEVICE_COLUMNS: tuple[Column[DeviceRow], ...] = (
     Column("SLOTS", lambda row: f"{row.slots_used}/{row.slots}"),
     Column("MODE", "mode", wide=True),
     Column("STATE", lambda row: ", ".join(row.state) or "ok"),
-    Column("PODS", "pods"),
+    Column("PODS", lambda row: first_names(row.pods), full="pods"),
 )
 POD_COLUMNS: tuple[Column[PodRow], ...] = (
     Column("NAMESPACE", "namespace"),
@@ -520,7 +521,7 @@ POD_COLUMNS: tuple[Column[PodRow], ...] = (
     Column("CARDS", lambda row: ",".join(row.cards)),
     Column("MIB", lambda row: _change(row.memory_mib, row.memory_wanted_mib) if row.cards else ""),
     Column("CORES", lambda row: _change(row.cores, row.cores_wanted) if row.cards else ""),
-    Column("MOST CORES", lambda row: _number(row.cores_limit)),
+    Column("CORE LIMIT", lambda row: _number(row.cores_limit)),
     Column("AGE", lambda row: age_text(row.age_s)),
     Column("REQUESTS", lambda row: "; ".join(request_texts(row.requests)), wide=True),
 )

@@ -75,6 +75,16 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
+def parse_timeout(text: str) -> float:
+    """The seconds of a Go duration, or a number of seconds. Raises: MalformedInput.
+
+    Source: client-go, tools/clientcmd/helpers.go, ParseTimeout.
+    """
+    if text.isascii() and text.isdecimal():
+        text += "s"
+    return parse_seconds(text)
+
+
 def parse_named(text: str, parse: Callable[[str], object], place: str) -> object:
     """The value of *text*. Raises: MalformedInput, which names *place*."""
     try:
@@ -155,6 +165,7 @@ COUNT = whole_number(0)
 RATE = _number("number", lambda value: value >= 0, "expected a number, 0 or more")
 FACTOR = _number("factor", lambda value: value > 0, "expected a number above 0, such as 1.5")
 DURATION = Value("duration", parse_seconds)
+TIMEOUT = Value("duration", parse_timeout)
 ADDRESS = Value("host:port", parse_address)
 _TYPES: Mapping[Any, Value] = {str: STRING, bool: BOOLEAN, int: COUNT, Address: ADDRESS}
 

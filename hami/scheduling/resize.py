@@ -209,11 +209,11 @@ def _beyond(name: str, size: Size, share: Share, usage: DeviceUsage | None) -> I
 
 def _beyond_device(name: str, memory_mib: int, cores: int, device: Device) -> Iterator[str]:
     if cores >= WHOLE:
-        yield f"cores {cores} of container {name}: at most 99, since a container with all has its GPU alone"
+        yield f"container {name} asks for {cores} cores: at most 99, since one with all has its GPU alone"
     if cores > device.cores:
-        yield f"cores {cores} of container {name}: {device.uuid} has {device.cores}"
+        yield f"container {name} asks for {cores} cores, and its GPU has {device.cores}"
     if memory_mib > device.memory_mib:
-        yield f"memory {memory_mib} MiB of container {name}: {device.uuid} has {device.memory_mib} MiB"
+        yield f"container {name} asks for {memory_mib:,} MiB, and its GPU has {device.memory_mib:,} MiB"
 
 
 def _why_not_yet(

@@ -292,8 +292,8 @@ def _too_much_memory(
         return []
     unit = max(resources.memory_factor, 1)
     warning = (
-        f"container {container.name} requests {text} of {resources.memory}: no device of the cluster has more than "
-        f"{most_mib // unit}"
+        f"container {container.name} requests {text} of {resources.memory}, {memory:,} MiB: no device of the cluster "
+        f"has more than {most_mib:,} MiB"
     )
     if text.endswith("i") and not resources.memory_units:
         mib = memory // unit // MIB

@@ -370,6 +370,21 @@ def test_each_command_has_help(command):
     assert ("hami options" in result.stdout) is (command not in ("replay", "options"))
 
 
+@cases(
+    "command, left_out",
+    ("explain", {"-A"}),
+    ("top", set()),
+    ("resize", {"-A"}),
+    ("snapshot", {"-n", "-A"}),
+    ("record", {"-n", "-A", "--snapshot"}),
+    ("dashboard", {"-A", "--snapshot"}),
+    ("compact", {"-n", "-A"}),
+)
+def test_the_help_of_a_command_has_no_options_that_mean_nothing_there(command, left_out):
+    words = hami(command, "--help", program=kubectl_main).stdout.replace(",", " ").split()
+    assert {"-n", "-A", "--snapshot"}.difference(words) == left_out
+
+
 def test_the_options_of_the_access_are_listed_once():
     result = hami("options")
     assert result.exit_code == 0
@@ -496,10 +511,11 @@ def test_the_access_is_as_the_options_say():
 
     args = ["--as=alice", "--as-group=a", "--as-group=b", "--cluster=c", "-s=https://k", "--user=u"]
     CliRunner().invoke(main, ["top", *args, "--request-timeout=5s"], obj=connect)
+    CliRunner().invoke(main, ["top", *args, "--request-timeout", "5"], obj=connect)
     access = UserAccess(
         impersonated="alice", groups=("a", "b"), cluster="c", server="https://k", user="u"
     )
-    assert seen == [(access, 5.0)]
+    assert seen == [(access, 5.0)] * 2
 
 
 @cases(

@@ -75,7 +75,7 @@ def packed(**document):
 @cases(
     "data, said",
     ("empty", b"", "f: not a snapshot of hami"),
-    ("plain", b"{}", "f: not a snapshot of hami"),
+    ("plain", b"{}", "f: not a snapshot of hami: not compressed by gzip"),
     ("no JSON", gzip.compress(b"x"), "f: not a snapshot"),
     (
         "another kind",

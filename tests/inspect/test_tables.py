@@ -1,6 +1,7 @@
 """Tables for terminals."""
 
 import json
+from argparse import Namespace
 
 import msgspec
 import pytest
@@ -9,6 +10,7 @@ import yaml
 from hami.inspect.tables import (
     Column,
     Style,
+    first_names,
     meter,
     printable,
     render_document,
@@ -58,6 +60,20 @@ def test_a_table():
 
 def test_a_wide_table_without_headings():
     assert render_rows(LINES[:1], COLUMNS, Style("wide", headers=False)) == "a  5  █░░░░░░░░░   5%"
+
+
+@cases(
+    "names, short",
+    ((), ""),
+    (("a", "b"), "a, b"),
+    (("a", "b", "c"), "a, b + 1 more..."),
+    (tuple("abcdefg"), "a, b + 5 more..."),
+)
+def test_wide_tables_have_all_of_a_list_and_others_the_first(names, short):
+    column = Column("PODS", lambda row: first_names(row.argv), full="argv")
+    row = Namespace(argv=names)
+    assert column.cell(row) == short
+    assert column.cell(row, "wide") == ", ".join(names)
 
 
 def test_an_empty_table_has_headings():

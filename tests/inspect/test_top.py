@@ -180,7 +180,7 @@ def test_what_a_pod_is_to_have_and_may_use_is_shown_beside_what_it_holds():
     head, *rows = render_top(of, TopQuery(kind="pods"), Style()).splitlines()
     first = head.index("MIB")
     assert [row[first:].split()[:3] for row in (head, *rows)] == [
-        ["MIB", "CORES", "MOST"],
+        ["MIB", "CORES", "CORE"],
         ["8,192→3,072", "40→20", "60"],
         ["1,000", "10", "–"],
     ]

@@ -280,7 +280,11 @@ REFUSED = [
     ("unknown container", '{"x": {"cores": 1}}', "no container x"),
     ("init container", '{"i": {"cores": 1}}', "init container"),
     ("container without a GPU", '{"n": {"cores": 1}}', "has no GPU"),
-    ("more than the device", '{"c": {"memory": "9000Mi"}}', "GPU-0-0 has 8000 MiB"),
+    (
+        "more than the device",
+        '{"c": {"memory": "9000Mi"}}',
+        "9,000 MiB, and its GPU has 8,000",
+    ),
     ("all cores", '{"c": {"cores": 100}}', "at most 99"),
     ("long", "x" * 5000, "at most 4096"),
 ]

@@ -8,7 +8,10 @@ from testing.replicas import SETTINGS, Clock, Replica, WatchedCluster
 
 POLICY = "hami.io/gpu-scheduler-policy"
 MUCH = gpus(memory=10**6)
-TOO_MUCH = "container c requests 1000000 of nvidia.com/gpumem: no device of the cluster has more than 46068"
+TOO_MUCH = (
+    "container c requests 1000000 of nvidia.com/gpumem, 1,000,000 MiB: no device of the cluster has more than 46,068 "
+    "MiB"
+)
 OURS = SETTINGS.scheduler_name
 
 

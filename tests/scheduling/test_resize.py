@@ -211,12 +211,12 @@ def test_what_does_not_fit_now_says_what_would(size, found, message):
     ("without", {"c1": Size(cores=5)}, devices((share(A, 1, 1),), ()), "container c1 has no GPU"),
     ("exclusive before", {"c0": Size(cores=5)}, one(cores=100), "container c0 has GPU-0 alone"),
     ("exclusive after", {"c0": Size(cores=100)}, one(), "at most 99"),
-    ("more than the card", {"c0": Size(memory_mib=CARD + 1)}, one(), "GPU-0 has 8000 MiB"),
+    ("more than the card", {"c0": Size(memory_mib=CARD + 1)}, one(), "its GPU has 8,000 MiB"),
     (
         "more cores",
         {"c0": Size(cores=70)},
         one(usages=(card(device=gpu(A, cores=60)),)),
-        "GPU-0 has 60",
+        "container c0 asks for 70 cores, and its GPU has 60",
     ),
     (
         "more than allowed",

@@ -110,14 +110,18 @@ def test_annotations_that_mean_something_or_are_not_ours(key):
         "a unit",
         {"nvidia.com/gpu": 1, "nvidia.com/gpumem": "1Gi"},
         (
-            "container c requests 1Gi of nvidia.com/gpumem: no device of the cluster has more than 80000; "
+            "container c requests 1Gi of nvidia.com/gpumem, 1,073,741,824 MiB: no device of the cluster has more "
+            "than 80,000 MiB; "
             "it is in MiB, without a unit: 1024"
         ),
     ),
     (
         "too much memory",
         {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 80_001},
-        "container c requests 80001 of nvidia.com/gpumem: no device of the cluster has more than 80000",
+        (
+            "container c requests 80001 of nvidia.com/gpumem, 80,001 MiB: no device of the cluster has more "
+            "than 80,000 MiB"
+        ),
     ),
     (
         "too many cores",
