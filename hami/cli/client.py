@@ -473,7 +473,7 @@ def show_progress(resource: str, count: int, total: int) -> None:
 @click.command("options", context_settings=CONTEXT_SETTINGS)
 @click.pass_context
 def options_command(ctx: click.Context) -> None:
-    """List the options of the access, which all commands for people have."""
+    """List the options that all these commands have."""
     formatter = ctx.make_formatter()
     records = [option.get_help_record(ctx) for option in COMMON_OPTIONS]
     with formatter.section("Options"):

@@ -35,12 +35,13 @@ DASHBOARD_FLAGS: Sections = {
 @click.command(name="dashboard", cls=GroupedCommand, sections=DASHBOARD_FLAGS)
 @click.pass_context
 def dashboard_command(ctx: click.Context, /, **values: object) -> None:
-    """Serve read-only pages: nodes with their cards and pods, pods that wait and what would help, quotas.
+    """Serve read-only pages of nodes, cards, pods and quotas.
 
-    It watches the cluster of KUBECONFIG, else the one this pod runs in, and writes nothing. Beside nodes, pods and
-    quotas it needs the rights to create TokenReviews and SubjectAccessReviews, unless it serves a loopback address.
-    Give it the scheduler's policies and device configuration: they decide what would help. - and _ in a flag's name are
-    equivalent; a BOOL may be omitted (true). POD_NAMESPACE is the namespace of the monitors.
+    They also say why pods wait and what would help. It watches the cluster of KUBECONFIG, else the one this pod runs
+    in, and writes nothing. Beside nodes, pods and quotas it needs the rights to create TokenReviews and
+    SubjectAccessReviews, unless it serves a loopback address. Give it the scheduler's policies and device
+    configuration: they decide what would help. - and _ in a flag's name are equivalent; a BOOL may be omitted (true).
+    POD_NAMESPACE is the namespace of the monitors.
     """
     # the parent process of the scheduler stays small
     from hami.scheduler.cluster_store import cluster_store

@@ -46,11 +46,12 @@ PLUGIN_FLAGS: Sections = {
 @click.command(name="device-plugin", cls=GroupedCommand, sections=PLUGIN_FLAGS)
 @click.pass_context
 def device_plugin_command(ctx: click.Context, /, **values: object) -> None:
-    """Offer this node's NVIDIA devices to its kubelet and to the scheduler, and allocate shares to containers.
+    """Offer this node's NVIDIA devices in shares.
 
-    A flag overrides the environment variable in brackets, which overrides the device configuration. - and _ in a flag's
-    name are equivalent; a BOOL may be omitted (true). SIGHUP reloads everything. DP_DISABLE_HEALTHCHECKS and
-    DP_ENABLE_HEALTHCHECKS list XIDs to ignore or to observe, separated by commas, or all.
+    It offers them to the kubelet and to the scheduler, and allocates the shares to containers. A flag overrides the
+    environment variable in brackets, which overrides the device configuration. - and _ in a flag's name are equivalent;
+    a BOOL may be omitted (true). SIGHUP reloads everything. DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS list
+    XIDs to ignore or to observe, separated by commas, or all.
     """
     read = partial(read_plugin_settings, command_line_values(ctx, PLUGIN_FLAGS, values), os.environ)
     run_program(ctx, run_device_plugin, read(), read)

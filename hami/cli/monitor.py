@@ -24,10 +24,11 @@ MONITOR_FLAGS: Sections = {
 @click.command(name="monitor", cls=GroupedCommand, sections=MONITOR_FLAGS)
 @click.pass_context
 def monitor_command(ctx: click.Context, /, **values: object) -> None:
-    """Show what containers really use of this node's NVIDIA devices, and give way to those of higher priority.
+    """Show what containers use of this node's devices.
 
-    A flag overrides the environment variable in brackets. - and _ in a flag's name are equivalent; a BOOL may be
-    omitted (true). A DURATION is written as 1s or 500ms. With --once it prints what containers use now.
+    Containers give way to those of higher priority. A flag overrides the environment variable in brackets. - and _ in a
+    flag's name are equivalent; a BOOL may be omitted (true). A DURATION is written as 1s or 500ms. With --once it
+    prints what containers use now.
     """
     run_program(
         ctx,

@@ -97,11 +97,11 @@ def top_command(
     sort: str,
     watch: bool,
 ) -> None:
-    """Show how much of the devices is allocated: by node, by card, by pod or by namespace.
+    """Show how much of the devices is allocated.
 
-    NAMEs are those of nodes (for nodes and cards), pods or namespaces. Pods are those of one namespace, unless -A is
-    given. Memory is in MiB; bars show memory and cores that pods hold, not what they use. Needs the right to list nodes
-    and pods of the cluster.
+    It shows that by node, by card, by pod or by namespace. NAMEs are those of nodes (for nodes and cards), pods or
+    namespaces. Pods are those of one namespace, unless -A is given. Memory is in MiB; bars show memory and cores that
+    pods hold, not what they use. Needs the right to list nodes and pods of the cluster.
     """
     from hami.inspect.top import TopQuery, render_top
 
@@ -156,7 +156,7 @@ hami explain train-0 -w
 def explain_command(
     *, client: Client, style: Style, words: tuple[str, ...], verbose: bool, watch: bool
 ) -> Answer | None:
-    """Explain why a pod waits and what would help, or what a bound pod holds and with whom.
+    """Explain why a pod waits, or what is allocated to it.
 
     First why; then the smallest changes with which the pod would fit, each tried with the scheduler's own decision;
     then the nearest nodes and what they lack, whom it would preempt, and what kube-scheduler said last. Needs the
@@ -358,11 +358,11 @@ def simulate_command(
     with_preemption: bool,
     **changes: Any,
 ) -> Answer:
-    """Show how many pods of manifests would fit, where each would go, and why the next would not.
+    """Show how many pods of manifests would fit, and where.
 
-    Nothing is written. Pods, Deployments, ReplicaSets, StatefulSets, Jobs and CronJobs pass the same admission as in
-    the cluster and are placed one after the other, in the order of the files. Exit status 1 if not all fit,
-    or if some are not judged: pods with claims that kube-scheduler allocates.
+    It also says why the next would not. Nothing is written. Pods, Deployments, ReplicaSets, StatefulSets, Jobs and
+    CronJobs pass the same admission as in the cluster and are placed one after the other, in the order of the files.
+    Exit status 1 if not all fit, or if some are not judged: pods with claims that kube-scheduler allocates.
     """
     from hami.inspect.cluster import InspectedCluster
     from hami.inspect.simulate import (
@@ -425,7 +425,7 @@ def audit_command(
     files: tuple[Any, ...],
     scheduler_name: str,
 ) -> Answer:
-    """Find where annotations, inventories and specifications contradict each other, and say what to do.
+    """Find contradictions in a cluster, and what to do.
 
     Over-committed cards, allocations and inventories that cannot be read, cards and nodes that are gone, stale locks,
     ghost reservations, pods without the devices that they request, resizes that hang, upgrades from HAMi that have not
@@ -513,7 +513,7 @@ hami top --snapshot cluster.json.gz
     "classes and devices, and leave labels and events out.",
 )
 def snapshot_command(*, client: Client, anonymize: bool) -> None:
-    """Write what HAMi's decisions depend on to standard output: hami snapshot > FILE.
+    """Write what decisions depend on to standard output.
 
     The file is compressed JSON: nodes, pods with devices, quotas, the device configuration and why pods could not be
     scheduled; no environment variables and no secrets. Every other command answers from it with --snapshot FILE.

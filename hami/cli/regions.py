@@ -30,10 +30,11 @@ REGIONS_FLAGS: Sections = {
 
 @click.command(name="mount-regions", cls=GroupedCommand, sections=REGIONS_FLAGS)
 def mount_regions_command(hook_path: str | None, size: int | None) -> None:
-    """Mount a file system in memory for the files that containers with shares of GPUs may write.
+    """Mount a file system in memory for shared regions.
 
-    They can then fill that file system, and not the disk of the node. Needs CAP_SYS_ADMIN, and mounts that reach the
-    host. Changes nothing where a file system is mounted already, or while containers have files on the disk.
+    Containers with shares of GPUs write them. They can then fill that file system, and not the disk of the node. Needs
+    CAP_SYS_ADMIN, and mounts that reach the host. Changes nothing where a file system is mounted already, or while
+    containers have files on the disk.
     """
     from hami.node.region_mount import mount_regions
 

@@ -48,7 +48,7 @@ hami resize pod/train-0 trainer --memory 20Gi --cores 50 --dry-run
     type=Value("duration", parse_duration),
     default="60s",
     show_default=True,
-    help="How long to wait until it holds.",
+    help="How long to wait until it is applied.",
 )
 def resize_command(
     *,
@@ -59,11 +59,12 @@ def resize_command(
     dry_run: bool,
     timeout: timedelta,
 ) -> None:
-    """Give a container of a running pod more or less of its GPUs, without a restart, and wait until it holds.
+    """Give a running container more or less of its GPUs.
 
-    What is not named stays as it is. CONTAINER may be left out if only one has GPUs. More is given if it fits on the
-    GPUs and into the quota of the namespace. Less is given back when the container uses no more. Until then the request
-    stands, also after Ctrl-C. Needs the right to get and patch the pod. Exit status 1 if it does not hold.
+    It is not restarted. The command waits until the new size is applied. What is not named stays as it is. CONTAINER
+    may be left out if only one has GPUs. More is given if it fits on the GPUs and into the quota of the namespace. Less
+    is given back when the container uses no more. Until then the request stands, also after Ctrl-C. Needs the right to
+    get and patch the pod. Exit status 1 if it is not applied.
     """
     from hami.inspect.read import Reader
     from hami.inspect.resize import ask, follow, resizable

@@ -83,11 +83,12 @@ def capacity_command(
     scheduler_name: str,
     **limits: Any,
 ) -> Answer:
-    """Show how many more pods of a manifest the cluster takes, in total and for each node.
+    """Show how many more pods of a manifest would fit.
 
-    With --defragment also the fewest moves after which one fits: each pod is evicted, its controller makes it again,
-    and HAMi's own decision places it, while the place is held. To count with PodDisruptionBudgets needs the right to
-    list them. Nothing is written without --apply, which needs the right to patch the pod and to request moves.
+    It also shows how many on each node. With --defragment also the fewest moves after which one fits: each pod is
+    evicted, its controller makes it again, and HAMi's own decision places it, while the place is held. To count with
+    PodDisruptionBudgets needs the right to list them. Nothing is written without --apply, which needs the right to
+    patch the pod and to request moves.
     """
     from hami.inspect.moves import find_moves, movables, render_moves
     from hami.inspect.simulate import capacity_for, render_capacity
@@ -203,7 +204,7 @@ def compact_command(
     min_runtime: float,
     **limits: Any,
 ) -> Answer:
-    """Show how many more pods of several kinds fit after how many moves of other pods.
+    """Show how many pods fit after moves of others.
 
     Each kind is asked for alone. The moves are those that make room for one pod after the other, each proven by HAMi's
     own decision. Nothing is written.

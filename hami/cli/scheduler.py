@@ -274,10 +274,11 @@ def settings_of_command_line(
 @click.command(name="scheduler", cls=GroupedCommand, sections=SCHEDULER_FLAGS)
 @click.pass_context
 def scheduler_command(ctx: click.Context, /, **values: object) -> None:
-    """Serve the admission webhook and the scheduler extender, and track the cluster's devices.
+    """Serve the admission webhook and the extender.
 
-    The cluster is that of KUBECONFIG, else the one this pod runs in. - and _ in a flag's name are equivalent; a BOOL
-    may be omitted (true). A DURATION is written as 28s or 5m0s. POD_NAME and POD_NAMESPACE identify this pod.
+    It decides on which node and devices pods run, and keeps track of them. The cluster is that of KUBECONFIG, else the
+    one this pod runs in. - and _ in a flag's name are equivalent; a BOOL may be omitted (true). A DURATION is written
+    as 28s or 5m0s. POD_NAME and POD_NAMESPACE identify this pod.
     """
     from hami.vendors.entry_points import catalog
 

@@ -42,12 +42,12 @@ TEMPLATE_FLAGS: Sections = {"Node group": NODE_GROUP, **AS_PLUGIN}
 @click.command(name="render-template", cls=GroupedCommand, sections=TEMPLATE_FLAGS)
 @click.pass_context
 def render_template_command(ctx: click.Context, /, **values: object) -> None:
-    """Print (YAML) what the template of a node group with NVIDIA GPUs needs, so that an autoscaler counts them before
-    the first node exists.
+    """Print what the template of a node group needs.
 
-    Labels and capacity are those of a node on which the device plugin runs with --publish-capacity=requests, which real
-    nodes need, too. The label hami.io/node-template tells the devices to POST /simulate of the scheduler. Give the
-    flags and the device configuration of the device plugin.
+    With it (YAML), an autoscaler counts the NVIDIA GPUs of a node group before its first node exists. Labels and
+    capacity are those of a node on which the device plugin runs with --publish-capacity=requests, which real nodes
+    need, too. The label hami.io/node-template tells the devices to POST /simulate of the scheduler. Give the flags and
+    the device configuration of the device plugin.
     """
     from hami.inspect.tables import render_document
 

@@ -53,12 +53,12 @@ hami record /data --max-size 2048
     help="Size of all files together; the oldest are deleted.",
 )
 def record_command(*, client: Client, folder: Path, max_size: int) -> None:
-    """Record which pods come, where they are placed and when they end, for hami replay, until Ctrl-C.
+    """Record pods and nodes for hami replay, until Ctrl-C.
 
-    It records what a replay needs: requests for devices, CPU and memory, priority, kind of owner, times, nodes and
-    their devices. Names are hashed with a salt, which stays in the folder as the file salt; annotations and labels of
-    pods, images, environment and users are left out. It writes nothing to the cluster. Needs the right to list and
-    watch nodes and pods of the cluster.
+    It records which pods come, where they are placed and when they end, with what a replay needs: requests for devices,
+    CPU and memory, priority, kind of owner, and nodes with their devices. Names are hashed with a salt, which stays in
+    the folder as the file salt; annotations and labels of pods, images, environment and users are left out. It writes
+    nothing to the cluster. Needs the right to list and watch nodes and pods of the cluster.
     """
     from hami.inspect.recording_program import RecordingProgram
     from hami.kube.api import Api
@@ -131,7 +131,7 @@ def replay_command(
     preemption: str | None,
     **nodes: Any,
 ) -> Answer:
-    """Decide once more about the pods of a snapshot, a recording or a published trace.
+    """Decide again about the pods of the past.
 
     Of a snapshot, each pod is decided beside what was recorded before it; the exit status is 1 if a decision differs.
 

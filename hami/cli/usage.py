@@ -105,12 +105,12 @@ def usage_command(
     usage_namespace: str,
     **counted: str,
 ) -> Answer:
-    """Show who has held how much of the devices, from the Bindings of pods to their ends.
+    """Show to whom how much of the devices was allocated.
 
-    It shows what was allocated; with --prometheus also what was used of it. -n leaves the other namespaces out. -o csv
-    and -o focus are for spreadsheets and billing; the latter has the columns of FOCUS by the hour. Needs the right to
-    get ConfigMaps in the namespace of the records; without it, -n asks the API group inspect.hami.io for one namespace
-    whose pods you may list. --by pod reads the cluster instead.
+    It counts from the Binding of a pod to the end of its containers; with --prometheus also what was used of it. -n
+    leaves the other namespaces out. -o csv and -o focus are for spreadsheets and billing; the latter has the columns of
+    FOCUS by the hour. Needs the right to get ConfigMaps in the namespace of the records; without it, -n asks the API
+    group inspect.hami.io for one namespace whose pods you may list. --by pod reads the cluster instead.
     """
     if client.snapshot:
         raise HamiError("--snapshot: a snapshot has no usage")

@@ -28,10 +28,10 @@ VENDORS_FLAGS: Sections = {
 @click.command(name="vendors", cls=GroupedCommand, sections=VENDORS_FLAGS)
 @click.pass_context
 def vendors_command(ctx: click.Context, /, **values: object) -> None:
-    """Print the devices that are scheduled: their names in pods and on nodes, units and defaults.
+    """Print the devices that are scheduled.
 
-    Disabled backends are shown and marked. A backend without names in the device configuration does not exist and is
-    not shown.
+    It prints their names in pods and on nodes, units and defaults. Disabled backends are shown and marked. A backend
+    without names in the device configuration does not exist and is not shown.
     """
     from hami.inspect.vendors import entries, render
 

@@ -385,6 +385,15 @@ def test_the_help_of_a_command_has_no_options_that_mean_nothing_there(command, l
     assert {"-n", "-A", "--snapshot"}.difference(words) == left_out
 
 
+@pytest.mark.parametrize("program", [main, kubectl_main])
+def test_the_list_of_commands_has_whole_sentences(program):
+    listed = (
+        CliRunner().invoke(program, ["--help"], terminal_width=78).stdout.partition("Commands:")[2]
+    )
+    assert len(listed.split("\n")) > 10
+    assert "..." not in listed
+
+
 def test_the_options_of_the_access_are_listed_once():
     result = hami("options")
     assert result.exit_code == 0
