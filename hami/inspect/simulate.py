@@ -56,6 +56,10 @@ WITHOUT_PREEMPTION = NOT_LOOKED_AT.format(" and preemption", "")
 WITH_PREEMPTION = NOT_LOOKED_AT.format(
     "", ", and so are those that the controllers of preempted pods create"
 )
+DIFFERENCES = (
+    "A difference need not be a fault: a snapshot has neither the pods that have ended nor the order of decisions "
+    "within a second. A recording has both: see hami record --help."
+)
 _ADDED = re.compile(r"like=(?P<node>[^:]+):(?P<count>[1-9][0-9]{0,4})")
 
 Admit = Callable[[View, Mapping[str, Any], str], "Pod | str"]
@@ -529,10 +533,12 @@ def replay(record: ClusterRecord) -> list[ReplayedDecision]:
 
 
 def render_replay(decisions: Sequence[ReplayedDecision], style: Style) -> str:
-    """Returns the differences as a table, and their number."""
+    """Returns the number of differences, these as a table, and what they mean."""
     different = [decision for decision in decisions if not decision.is_same]
     head = f"{counted(len(decisions), 'decision')}, {len(different):,} of them different"
-    return f"{head}\n\n{render_rows(different, _REPLAY_COLUMNS, style)}" if different else head
+    if not different:
+        return head
+    return f"{head}\n\n{render_rows(different, _REPLAY_COLUMNS, style)}\n\n{DIFFERENCES}"
 
 
 def _order(pod: Pod) -> tuple[int, str, str]:

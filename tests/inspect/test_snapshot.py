@@ -35,7 +35,7 @@ from hami.errors import HamiError
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, UnreadableObject, store_of
 from hami.inspect.explain import explain_pod
 from hami.inspect.resize_report import resize_report
-from hami.inspect.simulate import render_replay, replay
+from hami.inspect.simulate import DIFFERENCES, render_replay, replay
 from hami.inspect.snapshot import (
     NODE_FIELDS,
     POD_FIELDS,
@@ -513,6 +513,7 @@ def test_one_difference_causes_no_others():
     lines = render_replay(decisions, Style()).splitlines()
     assert lines[0] == "6 decisions, 1 of them different"
     assert lines[3].split()[:3] == ["default/p5", "n2", "n0"]
+    assert lines[5:] == [DIFFERENCES]
 
 
 def test_a_pod_that_fits_nowhere_any_more():
