@@ -16,6 +16,7 @@ import yaml
 
 from hami import __version__
 from hami.cli import main
+from hami.cli.kubectl import kubectl_main
 from hami.codec.device_config import DeviceConfigFile, chart_config, parse_device_config
 from hami.codec.documents import parse_own_yaml
 from hami.codec.pods import convert_pod
@@ -192,18 +193,19 @@ def test_each_failure_has_its_tests():
 
 @of_each
 def test_flags_of_our_commands_exist(path):
-    calls = [
-        shlex.split(line, comments=True)[1:]
-        for line in lines_of(path)
-        if line.startswith(f"{PROGRAM} ")
-    ]
-    for words in calls:
+    calls = []
+    for line in lines_of(path):
+        for start, program in ((f"{PROGRAM} ", main), (f"kubectl {PROGRAM} ", kubectl_main)):
+            if line.startswith(start):
+                words = shlex.split(line.removeprefix(start), comments=True)
+                calls.append((program, words))
+    for program, words in calls:
         assert words, words
-        assert words[0] in main.all(), words
+        assert words[0] in program.all(), words
         given = {
             word.partition("=")[0].replace("_", "-") for word in words[1:] if word.startswith("-")
         }
-        assert given <= flags_of(main.all()[words[0]]), words
+        assert given <= flags_of(program.all()[words[0]]), words
 
 
 @of_each
