@@ -42,7 +42,7 @@ from testing.joined_node import NodeUnavailable
 from testing.limiter.builds import Unavailable
 from testing.nodes import gpus
 from testing.people import DEVICE_CONFIG, ask
-from testing.pods import container, init, pod, sidecar
+from testing.pods import container, init, pod, replica_set, sidecar
 from testing.priorities import add_priorities, of_priority
 from testing.processes import free_port
 from testing.progress import Steps, shown
@@ -59,7 +59,9 @@ SETTLED_SECONDS = 2
 SUMMARY_SECONDS = 2
 TIMEOUT_SECONDS = 60
 PLAIN_WIDTH = 120
-JOB = Path(__file__).with_name("demo_job.yaml")
+JOB, ROOM = Path(__file__).with_name("demo_job.yaml"), Path(__file__).with_name("demo_room.yaml")
+OWNED = ("notebook", "inference")
+"""ReplicaSets, whose pods may be moved."""
 FIRST_STEP = "control plane (built once, on the first run)"
 EXPLAINED = 2
 """Waiting pods that are explained."""
@@ -105,10 +107,14 @@ class Outcome(NamedTuple):
 def mixture() -> list[Object]:
     """Returns forty pods as teams might submit them; five of them never fit."""
     pods = [
-        *(pod(f"notebook-{n}", gpu=1, gpumem=4000, gpucores=10) for n in range(14)),
+        *(
+            pod(f"notebook-{n}", labels={"app": "notebook"}, gpu=1, gpumem=4000, gpucores=10)
+            for n in range(14)
+        ),
         *(
             pod(
                 f"inference-{n}",
+                labels={"app": "inference"},
                 gpu=1,
                 percent=25,
                 gpucores=20,
@@ -139,6 +145,15 @@ def mixture() -> list[Object]:
     ]
     random.Random(7).shuffle(pods)
     return pods
+
+
+def adopt(sandbox: Sandbox) -> None:
+    """Creates ReplicaSets for pods that are there: they take them over."""
+    of_app: dict[str, list[Object]] = defaultdict(list)
+    for item in mixture():
+        of_app[item["metadata"]["labels"].get("app", "")].append(item)
+    for name in OWNED:
+        sandbox.create(replica_set(name, of_app[name][0], count=len(of_app[name])))
 
 
 def look(sandbox: Sandbox) -> Outcome:
@@ -356,13 +371,15 @@ def take_pictures(address: str, sandbox: Sandbox, folder: Path) -> None:
 
 def farewell(console: Console, cluster: LocalCluster, sandbox: Sandbox, address: str) -> None:
     """Prints how to use the cluster."""
+    configured = f"--device-config-file={shlex.quote(str(DEVICE_CONFIG))}"
     say_farewell(
         console,
         cluster,
         sandbox.namespace,
         (
             "kubectl get pods -o wide",
-            f"hami top cards --device-config-file={shlex.quote(str(DEVICE_CONFIG))}",
+            f"kubectl hami top cards {configured}",
+            f"kubectl hami capacity -f {shlex.quote(str(ROOM))} --defragment {configured}",
             "kubectl get events --field-selector reason=FilteringFailed",
             "kubectl get pod notebook-0 -o jsonpath='{.metadata.annotations}'",
             "kubectl delete pod whole-card-0   # and a waiting pod is placed",
@@ -389,6 +406,7 @@ def run(console: Console, *, keep: bool, pictures: Path | None) -> int:
             )
             steps.say("pods")
             outcome = submit_and_watch(console, sandbox, steps)
+            adopt(sandbox)
             show(console, cluster, sandbox, outcome)
             preempt(console, cluster, sandbox)
             violations = audit.audit(cluster.kube)

@@ -19,7 +19,7 @@ from testing.eventually import eventually
 from testing.fragmented import CARD, blocked_pod, fragmented
 from testing.kube import path_of
 from testing.nodes import LOCK_FREE, gpu
-from testing.pods import pod
+from testing.pods import pod, replica_set
 from testing.sandbox import Sandbox
 from testing.scheduler import Scheduler
 from testing.yaml_text import read_documents
@@ -123,15 +123,7 @@ def delete_replica_sets(sandbox: Sandbox) -> None:
 
 def owned(name: str, requests: Object) -> Object:
     """Returns a ReplicaSet with one pod."""
-    template = pod("_", labels={"app": name}, **requests)
-    del template["metadata"]["name"]
-    spec = {"replicas": 1, "selector": {"matchLabels": {"app": name}}, "template": template}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "ReplicaSet",
-        "metadata": {"name": name},
-        "spec": spec,
-    }
+    return replica_set(name, pod(name, **requests), count=1)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from testing.eventually import eventually
 from testing.nodes import gpu
-from testing.pods import pod
+from testing.pods import pod, replica_set
 from testing.priorities import of_priority
 from testing.scheduler import kill_leader, second_replica
 
@@ -19,21 +19,8 @@ pytestmark = pytest.mark.usefixtures("priorities")
 def cpu_is_full(sandbox):
     """Two nodes of one GPU each, whose CPU is full of pods of low priority that a controller replaces."""
     sandbox.add_gpu_nodes({"gpu-0": [gpu()], "gpu-1": [gpu()]})
-    template = of_priority(
-        "low", pod("cpu", cpu=900, labels={"app": "cpu"}, scheduler="hami-scheduler")
-    )
-    sandbox.create(
-        {
-            "apiVersion": "apps/v1",
-            "kind": "ReplicaSet",
-            "metadata": {"name": "cpu"},
-            "spec": {
-                "replicas": 2,
-                "selector": {"matchLabels": {"app": "cpu"}},
-                "template": {"metadata": template["metadata"], "spec": template["spec"]},
-            },
-        }
-    )
+    template = of_priority("low", pod("cpu", cpu=900, scheduler="hami-scheduler"))
+    sandbox.create(replica_set("cpu", template, count=2))
     nodes = sandbox.bound(2)
     assert sorted(nodes.values()) == ["gpu-0", "gpu-1"]
     yield {node: name for name, node in nodes.items()}

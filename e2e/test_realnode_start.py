@@ -30,7 +30,7 @@ from testing.placing import (
     place,
     place_as_upstream,
 )
-from testing.pods import container, init, pod, sidecar
+from testing.pods import container, init, pod, replica_set, sidecar
 from testing.realnode import RealNode
 from testing.restarts import held, holding, kill_container, release, restarted, views
 from testing.sandbox import Sandbox
@@ -319,13 +319,7 @@ def ended(name, after):
 @pytest.fixture
 def replicas(sandbox, plugin):
     """The names of two pods of a ReplicaSet."""
-    template = shower(HOOK, "_", gpu=1, gpumem=2000)
-    del template["metadata"]["name"]
-    template["metadata"]["labels"] = {"app": "r"}
-    spec = {"replicas": 2, "selector": {"matchLabels": {"app": "r"}}, "template": template}
-    sandbox.create(
-        {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "r"}, "spec": spec}
-    )
+    sandbox.create(replica_set("r", shower(HOOK, "r", gpu=1, gpumem=2000), count=2))
     yield set(sandbox.started(wait_for=2, timeout=60))
     sandbox.kube.delete("ReplicaSet", "r", sandbox.namespace)
 

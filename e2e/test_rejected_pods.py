@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from testing.nodes import gpu
-from testing.pods import pod
+from testing.pods import pod, replica_set
 from testing.sandbox import Sandbox
 from testing.scheduler import Scheduler
 
@@ -35,16 +35,7 @@ def phases(pods: dict[str, Object]) -> list[str]:
 def replicas(sandbox: Sandbox) -> Iterator[list[str]]:
     """The names of two pods of a ReplicaSet, each with more than half of the memory of a GPU."""
     sandbox.add_gpu_node("n0", gpu(), gpu())
-    template = pod("_", gpu=1, gpumem=50_000, labels={"app": "r"})
-    spec = {
-        "replicas": 2,
-        "selector": {"matchLabels": {"app": "r"}},
-        "template": {"metadata": template["metadata"], "spec": template["spec"]},
-    }
-    del template["metadata"]["name"]
-    sandbox.create(
-        {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "r"}, "spec": spec}
-    )
+    sandbox.create(replica_set("r", pod("r", gpu=1, gpumem=50_000), count=2))
     yield list(sandbox.started(wait_for=2))
     sandbox.kube.delete("ReplicaSet", "r", sandbox.namespace)
 

@@ -12,7 +12,7 @@ from hami.codec.keys import DEVICE_HEALTH
 from testing.cluster import MANIFESTS
 from testing.kube import ApiError, path_of
 from testing.nodes import gpus
-from testing.pods import pod
+from testing.pods import pod, replica_set
 from testing.sandbox import Sandbox
 from testing.scheduler import Scheduler, account_token
 from testing.yaml_text import read_documents
@@ -45,12 +45,7 @@ def rights(local: Any) -> Iterator[None]:
 def replicas(sandbox: Sandbox) -> Iterator[list[str]]:
     """Two pods of a ReplicaSet, each alone on one of four devices."""
     sandbox.add_gpu_node("n0", *gpus(4))
-    template = pod("_", gpu=1, gpumem=70_000, labels={"app": "r"})
-    del template["metadata"]["name"]
-    spec = {"replicas": 2, "selector": {"matchLabels": {"app": "r"}}, "template": template}
-    sandbox.create(
-        {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "r"}, "spec": spec}
-    )
+    sandbox.create(replica_set("r", pod("r", gpu=1, gpumem=70_000), count=2))
     yield sorted(sandbox.started(wait_for=2))
     sandbox.kube.delete("ReplicaSet", "r", sandbox.namespace)
 

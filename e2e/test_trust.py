@@ -30,7 +30,7 @@ from testing.cluster import MANIFESTS
 from testing.eventually import eventually
 from testing.kube import ApiError, Kube, path_of
 from testing.nodes import REGISTER, gpus
-from testing.pods import container, init, pod
+from testing.pods import container, init, pod, replica_set
 from testing.sandbox import ALLOCATED, Sandbox, served
 from testing.scheduler import Certificates, Scheduler, account_token, redirect_webhook
 from testing.vendors import MUTEX, PHASE, VENDORS
@@ -316,20 +316,7 @@ def test_the_account_of_a_pod_has_the_right_to_priority_zero_not_who_creates_the
     with pytest.raises(ApiError, match="attempting to grant RBAC permissions not currently held"):
         owner.create(bound, sandbox.namespace)
     owner.close()
-    template = urgent("_", "urgent")
-    tenant.create(
-        {
-            "apiVersion": "apps/v1",
-            "kind": "ReplicaSet",
-            "metadata": {"name": "r"},
-            "spec": {
-                "replicas": 1,
-                "selector": {"matchLabels": {"app": "r"}},
-                "template": {"metadata": {"labels": {"app": "r"}}, "spec": template["spec"]},
-            },
-        },
-        sandbox.namespace,
-    )
+    tenant.create(replica_set("r", urgent("r", "urgent"), count=1), sandbox.namespace)
     assert "hami-priority-user" in sandbox.event("r", "FailedCreate")
     permit_priority(sandbox, "urgent")
     assert len(sandbox.started()) == 1  # the controller tries again
@@ -1083,22 +1070,7 @@ def test_the_account_of_a_new_pod_has_the_right_to_refuse_preemption_not_its_cre
     item["spec"]["serviceAccountName"] = "serving"
     for client in (tenant, sandbox.kube):
         assert refused(client.create, item, sandbox.namespace) == "hami-preemptible"
-    tenant.create(
-        {
-            "apiVersion": "apps/v1",
-            "kind": "ReplicaSet",
-            "metadata": {"name": "r"},
-            "spec": {
-                "replicas": 1,
-                "selector": {"matchLabels": {"app": "r"}},
-                "template": {
-                    "metadata": {"labels": item["metadata"]["labels"]},
-                    "spec": item["spec"],
-                },
-            },
-        },
-        sandbox.namespace,
-    )
+    tenant.create(replica_set("r", item, count=1), sandbox.namespace)
     assert "hami-preemption-refuser" in sandbox.event("r", "FailedCreate")
     permit_refusal(sandbox, "serving")
     sandbox.kube.wait("Pod", len, sandbox.namespace, timeout=60, what="the controller tries again")

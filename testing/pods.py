@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["container", "init", "job", "pod", "sidecar"]
+__all__ = ["container", "init", "job", "pod", "replica_set", "sidecar"]
 
 Object = dict[str, Any]
 RESOURCES = {
@@ -64,6 +64,26 @@ def pod(
         spec["nodeName"] = node_name
     metadata = {"name": name, "annotations": dict(annotations or {}), "labels": dict(labels or {})}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def replica_set(name: str, template: Object, *, count: int) -> Object:
+    """Returns a ReplicaSet of *count* pods like *template*, with the label ``app``. It takes over those that there
+    are."""
+    labels = {"app": name}
+    metadata = {
+        "annotations": template["metadata"]["annotations"],
+        "labels": template["metadata"]["labels"] | labels,
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "ReplicaSet",
+        "metadata": {"name": name},
+        "spec": {
+            "replicas": count,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": metadata, "spec": template["spec"]},
+        },
+    }
 
 
 def job(name: str, template: Object, *, count: int) -> Object:

@@ -15,7 +15,7 @@ from collections import namedtuple
 
 import pytest
 
-from hami.cli import main
+from hami.cli.kubectl import kubectl_main
 from hami.codec.documents import parse_own_yaml
 from hami.inspect.manifests import read_manifests
 from testing.cases import cases
@@ -274,10 +274,11 @@ def test_the_pods_that_are_created_are_those_that_are_looked_at(typed):
 
 
 def test_our_own_commands_take_the_words(typed):
-    own = [call.words for page in PAGES for call in typed(page) if call.program == "hami"]
+    calls = [call for page in PAGES for call in typed(page) if call.program == "kubectl"]
+    own = [call.words[1:] for call in calls if call.words[0] == "hami"]
     assert [words[0] for words in own] == ["top", "explain"]
     for words in own:
-        main.all()[words[0]].make_context(words[0], words[1:])
+        kubectl_main.all()[words[0]].make_context(words[0], words[1:])
 
 
 PAGE = """# A page
