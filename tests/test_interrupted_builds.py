@@ -46,6 +46,7 @@ class Scene:
         self._environment = environment | {
             "PATH": f"{programs}:/usr/bin:/bin",
             "XDG_CACHE_HOME": str(self.cache),
+            BUILD_VARIABLE: "always",
             "TMPDIR": str(self.temporary),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
