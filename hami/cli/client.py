@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import os
 import sys
@@ -292,23 +291,37 @@ VERBOSITY = click.Option(
 )
 COMMON_OPTIONS = (*ACCESS_OPTIONS, *CLUSTER_OPTIONS, VERBOSITY)
 """The options that all commands of a cluster have, and that `hami options` lists."""
-CLIENT_OPTIONS = (
-    click.Option(
-        ["-n", "--namespace"],
-        default="",
-        metavar="NAME",
-        help="Namespace of pods; without it that of the context.",
-        shell_complete=complete_namespace,
-    ),
-    click.Option(["-A", "--all-namespaces"], is_flag=True, help="Pods of all namespaces."),
-    click.Option(
-        ["--snapshot"],
-        default="",
-        metavar="FILE",
-        help="Answer from a file that hami snapshot has written, "
-        "instead of a cluster; it contains the device configuration and the policies.",
-    ),
-)
+
+
+def client_options(hidden: Sequence[str] = ()) -> tuple[click.Option, ...]:
+    """Returns the options of what a command is about. *hidden*: those that no help shows."""
+    return (
+        click.Option(
+            ["-n", "--namespace"],
+            default="",
+            metavar="NAME",
+            help="Namespace of pods; without it that of the context.",
+            hidden="-n" in hidden,
+            shell_complete=complete_namespace,
+        ),
+        click.Option(
+            ["-A", "--all-namespaces"],
+            is_flag=True,
+            help="Pods of all namespaces.",
+            hidden="-A" in hidden,
+        ),
+        click.Option(
+            ["--snapshot"],
+            default="",
+            metavar="FILE",
+            help="Answer from a file that hami snapshot has written, "
+            "instead of a cluster; it contains the device configuration and the policies.",
+            hidden="--snapshot" in hidden,
+        ),
+    )
+
+
+CLIENT_OPTIONS = client_options()
 """With CLUSTER_OPTIONS and VERBOSITY, the fields of `Client` but the first and the last."""
 
 
@@ -416,23 +429,13 @@ def people_command(
             name=name, cls=PeopleCommand, context_settings=CONTEXT_SETTINGS, epilog=epilog
         )(run)
         if of_cluster:
-            for option in CLIENT_OPTIONS:
-                if option.opts[0] in hidden:
-                    option = _hidden(option)
-                command.params.append(option)
+            command.params.extend(client_options(hidden))
             command.params.extend(COMMON_OPTIONS)
         if has_forms:
             command.params.extend(output_options(forms))
         return command
 
     return declare
-
-
-def _hidden(option: click.Option) -> click.Option:
-    """Returns a copy of *option* that no help shows."""
-    made = copy.copy(option)
-    made.hidden = True
-    return made
 
 
 def _client_of(values: dict[str, Any], ctx: click.Context) -> Client:
