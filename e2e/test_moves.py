@@ -122,8 +122,8 @@ def delete_replica_sets(sandbox: Sandbox) -> None:
 
 
 def owned(name: str, requests: Object) -> Object:
-    """Returns a ReplicaSet with one pod."""
-    return replica_set(name, pod(name, **requests), count=1)
+    """Returns a ReplicaSet with one pod, which needs no webhook: the scheduler may be down when it is made again."""
+    return replica_set(name, pod(name, scheduler="hami-scheduler", **requests), count=1)
 
 
 @pytest.fixture
