@@ -439,7 +439,7 @@ def fetch_missing(pins: Pins, targets: list[Path], say: Callable[[str], None]) -
         reaper.remove_leftovers(folder.parent, SCRATCH)
         for target in targets:
             release = official.release_of(target.name, pins.version_of(target.name))
-            if release is None or target.exists():
+            if release is None or release.host in official.unreachable or target.exists():
                 continue
             say(
                 f"  {target.name} {pins.version_of(target.name)} is being fetched from {release.host}"

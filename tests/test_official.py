@@ -129,12 +129,15 @@ def test_a_file_that_is_too_large_is_not_taken(server, tmp_path, monkeypatch):
 
 
 def test_a_host_that_cannot_be_reached_is_asked_once(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(binaries.BUILD_VARIABLE, raising=False)
     monkeypatch.setattr(official, "KUBERNETES", "http://127.0.0.1:1")
     lines = []
-    for program in ("kubectl", "kubelet"):
-        assert fetch(release_of(program, "v1"), tmp_path, lines.append) is None
-    assert len(lines) == 1
-    assert "127.0.0.1:1: Connection refused" in lines[0]
+    folder = DEFAULT.cache_folder()
+    fetch_missing(DEFAULT, [folder / "kubectl", folder / "kubelet"], lines.append)
+    assert len(lines) == 2
+    assert "kubectl" in lines[0]
+    assert "127.0.0.1:1: Connection refused" in lines[1]
 
 
 @cases(
