@@ -426,9 +426,7 @@ def require_permission(targets: list[Path]) -> None:
 
 def fetch_missing(pins: Pins, targets: list[Path], say: Callable[[str], None]) -> None:
     """Fetches the official releases of those of *targets* that do not exist and have one."""
-    if pins.folder.parent.name != CONTROL_PLANE.name and pins.folder != CONTROL_PLANE:
-        return
-    if pins.own or os.environ.get(BUILD_VARIABLE) == "always":
+    if pins.own or pins.name != "Kubernetes" or os.environ.get(BUILD_VARIABLE) == "always":
         return
     folder = pins.cache_folder()
     folder.mkdir(parents=True, exist_ok=True)

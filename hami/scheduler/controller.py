@@ -98,9 +98,8 @@ class Controller(Task):
     def _duties(self) -> Iterator[Callable[[], None]]:
         """Yields the duties of every replica, then the leader's; leadership may end between any two of them."""
         yield self._expire
-        if (
-            self._store.pods.is_listed
-        ):  # while a list is read, each round would count all pods again
+        # while a list is read, each round would count all pods again
+        if self._store.pods.is_listed:
             yield self._store.learn
         yield from (
             self._resolve_unknown_bindings,
