@@ -40,6 +40,7 @@ void vgpu_turn_end(struct vgpu_turn turn)
 static void begin_measure(struct vgpu_making *making, int ordinal)
 {
     vgpu_own_begin(&making->own, making->index, false);
+    vgpu_newcomer_begin(&making->newcomer, making->index);
     vgpu_measure_begin(&making->measure, ordinal, false);
     if (making->measure.index < 0)
         LOG_ONCE(LOG_WARNING, "the memory of contexts is not counted: neither the limits nor NVML tell it");
@@ -48,9 +49,14 @@ static void begin_measure(struct vgpu_making *making, int ordinal)
 static uint64_t taken(const struct vgpu_making *making)
 {
     int64_t change;
-    if (making->measure.index >= 0 && vgpu_own_change(&making->own, &change))
+    uint64_t seen;
+    if (making->measure.index < 0)
+        return 0;
+    if (vgpu_own_change(&making->own, &change))
         return change > 0 ? (uint64_t)change : 0;
-    uint64_t seen = vgpu_measure_taken(&making->measure, UINT64_MAX);
+    if (vgpu_newcomer_used(&making->newcomer, &seen))
+        return seen;
+    seen = vgpu_measure_taken(&making->measure, UINT64_MAX);
     return seen <= MOST ? seen : 0;
 }
 

@@ -60,29 +60,78 @@ uint32_t vgpu_process_at(const struct vgpu_listing *all, uint32_t i)
     return pid;
 }
 
+struct process {
+    uint32_t pid;
+    uint64_t used;
+    uint32_t instance, compute_instance;
+};
+
+/* The caller unmaps the list. */
+static bool list_processes(const char *uuid, struct vgpu_listing *all)
+{
+    void *device;
+    return *uuid && is_there() && HAS(nvmlDeviceGetComputeRunningProcesses_v3)
+        && REAL(nvmlDeviceGetHandleByUUID)((void *)(uintptr_t)uuid, &device) == 0
+        && vgpu_nvml_list(REAL(nvmlDeviceGetComputeRunningProcesses_v3), device,
+                          (struct vgpu_entry){sizeof(struct process), 0}, all) == 0;
+}
+
+static struct process at(const struct vgpu_listing *all, uint32_t i)
+{
+    struct process process;
+    memcpy(&process, all->entries + (uint64_t)i * sizeof process, sizeof process);
+    return process;
+}
+
 bool vgpu_nvml_used(const char *uuid, uint64_t *bytes)
 {
-    struct process {
-        uint32_t pid;
-        uint64_t used;
-        uint32_t instance, compute_instance;
-    } own;
     struct vgpu_listing all;
-    void *device;
     *bytes = 0;
-    if (!*uuid || !is_there() || !HAS(nvmlDeviceGetComputeRunningProcesses_v3)
-        || REAL(nvmlDeviceGetHandleByUUID)((void *)(uintptr_t)uuid, &device) != 0
-        || vgpu_nvml_list(REAL(nvmlDeviceGetComputeRunningProcesses_v3), device, (struct vgpu_entry){sizeof own, 0},
-                          &all) != 0)
+    if (!list_processes(uuid, &all))
         return false;
     bool found = false;
     for (uint32_t i = 0; i < all.count && !found; i++) {
-        memcpy(&own, all.entries + (uint64_t)i * sizeof own, sizeof own);
+        struct process own = at(&all, i);
         found = own.pid == (uint32_t)getpid() && own.used != UINT64_MAX;
+        *bytes = found ? own.used : 0;
     }
     munmap(all.entries, all.bytes);
-    *bytes = found ? own.used : 0;
     return found;
+}
+
+void vgpu_nvml_pids(const char *uuid, struct vgpu_pids *pids)
+{
+    struct vgpu_listing all;
+    *pids = (struct vgpu_pids){0};
+    if (!list_processes(uuid, &all))
+        return;
+    pids->told = all.count <= sizeof pids->pid / sizeof *pids->pid;
+    for (; pids->told && pids->count < all.count; pids->count++)
+        pids->pid[pids->count] = at(&all, pids->count).pid;
+    munmap(all.entries, all.bytes);
+}
+
+static bool is_among(const struct vgpu_pids *pids, uint32_t pid)
+{
+    uint32_t i = 0;
+    while (i < pids->count && pids->pid[i] != pid)
+        i++;
+    return i < pids->count;
+}
+
+bool vgpu_nvml_least_new(const char *uuid, const struct vgpu_pids *before, uint64_t *bytes)
+{
+    struct vgpu_listing all;
+    *bytes = UINT64_MAX;
+    if (!before->told || !list_processes(uuid, &all))
+        return false;
+    for (uint32_t i = 0; i < all.count; i++) {
+        struct process process = at(&all, i);
+        if (!is_among(before, process.pid) && process.used < *bytes)
+            *bytes = process.used;
+    }
+    munmap(all.entries, all.bytes);
+    return *bytes != UINT64_MAX;
 }
 
 bool vgpu_nvml_free(const char *uuid, uint64_t *bytes)

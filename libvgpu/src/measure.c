@@ -3,7 +3,6 @@
 #include "account.h"
 #include "capture.h"
 #include "devices.h"
-#include "driver_nvml.h"
 #include "process.h"
 #include "resolve.h"
 
@@ -56,4 +55,15 @@ bool vgpu_own_change(const struct vgpu_own *own, int64_t *bytes)
         return false;
     *bytes = (int64_t)(used - own->used) - (int64_t)(vgpu_counted(own->index) - own->counted);
     return true;
+}
+
+void vgpu_newcomer_begin(struct vgpu_newcomer *newcomer, int index)
+{
+    newcomer->index = index;
+    vgpu_nvml_pids(vgpu_uuid_at(index), &newcomer->before);
+}
+
+bool vgpu_newcomer_used(const struct vgpu_newcomer *newcomer, uint64_t *bytes)
+{
+    return vgpu_nvml_least_new(vgpu_uuid_at(newcomer->index), &newcomer->before, bytes);
 }

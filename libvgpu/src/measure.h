@@ -1,10 +1,10 @@
-/* Measures what the driver takes by itself: by what NVML tells of this process or, where it does not, by what the free memory of
- * the device loses. What others do meanwhile distorts the latter, so it is the last resort: for a context whose size nobody has
- * told, and for modules that are loaded whole. */
+/* Measures what the driver takes by itself: by what NVML tells of this process; of a process that is new on the device, if NVML
+ * tells the host's numbers; or by what the free memory of the device loses. What others do meanwhile distorts that one, so it
+ * is the last resort: for a context whose size nobody has told, and for modules that are loaded whole. */
 #ifndef VGPU_MEASURE_H
 #define VGPU_MEASURE_H
 
-#include "types.h"
+#include "driver_nvml.h"
 
 /* What NVML tells that this process takes of a device: nobody else distorts it. */
 struct vgpu_own {
@@ -19,6 +19,17 @@ bool vgpu_own_begin(struct vgpu_own *own, int index, bool has_context);
 /* Bytes that the driver has taken since, negative for those that it has given back, without what was charged meanwhile. False:
  * NVML does not tell. */
 bool vgpu_own_change(const struct vgpu_own *own, int64_t *bytes);
+
+/* The first context of a process makes it one of those on the device. A driver that tells the host's numbers does not say which
+ * one; of some that are new, it may be the one with the least, since others have memory beside their context. */
+struct vgpu_newcomer {
+    int index;
+    struct vgpu_pids before;
+};
+void vgpu_newcomer_begin(struct vgpu_newcomer *newcomer, int index);
+
+/* Bytes of that process. False: NVML does not tell. */
+bool vgpu_newcomer_used(const struct vgpu_newcomer *newcomer, uint64_t *bytes);
 
 struct vgpu_measure {
     int index;    /* place of the device in the limits; -1: cannot be measured */

@@ -226,12 +226,21 @@ def busy_neighbor(rig):
     neighbor.kill()
 
 
-@cases("known", ("by the limits", {"context": 400 * MIB}), ("by NVML, of the process", {}))
-def test_context_of_a_known_size_is_charged_that_whatever_a_neighbor_does(rig, known):
+@cases(
+    "known, numbers",
+    ("by the limits", {"context": 400 * MIB}, 0),
+    ("by NVML, of the process", {}, 0),
+    ("by NVML, of the process that is new", {}, 100000),
+)
+def test_context_of_a_known_size_is_charged_that_whatever_a_neighbor_does(rig, known, numbers):
     rig.limit({"memory": LIMIT, **known})
     with busy_neighbor(rig):
         for _ in range(3):
-            client = rig.client(FAKE_CUDA_CTX_MIB="400", FAKE_CUDA_CTX_US="200000").start()
+            client = rig.client(
+                FAKE_CUDA_CTX_MIB="400",
+                FAKE_CUDA_CTX_US="200000",
+                FAKE_NVML_HOST_PIDS=str(numbers),
+            ).start()
             assert client.do("info")[1] == LIMIT - 400 * MIB
             assert (client.do("release 0"), rig.region.total()) == (0, 0)
 
@@ -239,6 +248,19 @@ def test_context_of_a_known_size_is_charged_that_whatever_a_neighbor_does(rig, k
 def test_context_is_measured_where_nvml_lists_processes_of_the_host(rig):
     rig.limit()
     client = rig.client(FAKE_CUDA_CTX_MIB="400", FAKE_NVML_HOST_PIDS="100000").start()
+    assert client.do("info")[1] == LIMIT - 400 * MIB
+
+
+def test_context_is_told_from_that_of_another_tenant_that_starts_meanwhile(rig):
+    rig.limit()
+    host = {"FAKE_CUDA_CTX_MIB": "400", "FAKE_NVML_HOST_PIDS": "100000"}
+    client = rig.client(FAKE_CUDA_CTX_US="1000000", **host)
+    assert client.do("init") == 0
+    client.send("ctx 0")
+    time.sleep(0.3)
+    other = rig.client(preload=False, **host).start()
+    assert other.do(f"alloc plain 0 {1500 * MIB}") == 0
+    assert client.answer() == [0]
     assert client.do("info")[1] == LIMIT - 400 * MIB
 
 

@@ -85,6 +85,7 @@ struct fake_machine {
     struct fake_group group[FAKE_GROUPS];
     char cgroup[FAKE_PROCESSES][FAKE_PATH]; /* of each process, its control group */
     struct fake_suspension suspension[FAKE_PROCESSES];
+    int32_t contexts[FAKE_PROCESSES][FAKE_DEVICES]; /* of each process; changed under the lock */
 };
 
 struct fake_row {

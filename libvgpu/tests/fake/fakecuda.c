@@ -462,6 +462,7 @@ static struct fake_process *process(void)
             continue;
         memset(self, 0, sizeof *self);
         memset(&machine->suspension[i], 0, sizeof machine->suspension[i]);
+        memset(machine->contexts[i], 0, sizeof machine->contexts[i]);
         self->start = start_time();
         self->space = fake_space();
         self->pid = initialized_by;
@@ -690,9 +691,15 @@ static void release_of(void *owner)
 
 /* -- contexts */
 
-static int64_t context_bytes(void)
+/* One more of this process, or, negative, one less. */
+static bool occupy_context(int device, int contexts)
 {
-    return MIB(fake_number("FAKE_CUDA_CTX_MIB", 300));
+    if (!occupy(device, contexts * MIB(fake_number("FAKE_CUDA_CTX_MIB", 300))))
+        return false;
+    fake_lock();
+    fake_machine()->contexts[process() - fake_machine()->process][card(device)] += contexts;
+    fake_unlock();
+    return true;
 }
 
 static void take_time(const char *setting)
@@ -722,7 +729,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     CUcontext own = &primaries[device];
     if (!own->references)
         take_time("FAKE_CUDA_CTX_US");
-    bool good = own->references++ || occupy(device, context_bytes());
+    bool good = own->references++ || occupy_context(device, 1);
     if (!good)
         own->references--;
     pthread_mutex_unlock(&context_lock);
@@ -738,7 +745,7 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
     if (left == 0) {
         release_of(&primaries[device]);
         release_limits(&primaries[device]);
-        occupy(device, -context_bytes());
+        occupy_context(device, -1);
     }
     pthread_mutex_unlock(&context_lock);
     return left < 0 ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
@@ -755,7 +762,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
     release_of(&primaries[device]);
     release_limits(&primaries[device]);
     if (primaries[device].references)
-        occupy(device, -context_bytes());
+        occupy_context(device, -1);
     primaries[device].references = 0;
     pthread_mutex_unlock(&context_lock);
     return CUDA_SUCCESS;
@@ -784,7 +791,7 @@ static CUresult make_context(CUcontext *context, unsigned flags, CUdevice device
     if (card(device) < 0)
         return CUDA_ERROR_INVALID_DEVICE;
     take_time("FAKE_CUDA_CTX_US");
-    if (!occupy(device, context_bytes()))
+    if (!occupy_context(device, 1))
         return CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&context_lock);
     CUcontext made = spare_context ? spare_context : malloc(sizeof *made);
@@ -820,7 +827,7 @@ CUresult cuCtxDestroy_v2(CUcontext context)
         depth--;
     release_of(context);
     release_limits(context);
-    occupy(context->device, -context_bytes());
+    occupy_context(context->device, -1);
     pthread_mutex_lock(&context_lock);
     free(spare_context);
     spare_context = context; /* the next one has this handle */

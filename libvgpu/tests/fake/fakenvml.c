@@ -89,7 +89,14 @@ struct seen {
 };
 typedef void (*write_entry)(void *entry, const struct seen *seen);
 
-/* All processes with memory on the card. */
+/* True for one with a context on the card, or memory, whose number this process can be told: its own, or one of the host. */
+static bool is_listed(const struct fake_machine *machine, int i, int card)
+{
+    const struct fake_process *process = &machine->process[i];
+    return process->pid && (machine->contexts[i][card] > 0 || process->used[card] > 0)
+        && (process->space == fake_space() || fake_number("FAKE_NVML_HOST_PIDS", 0));
+}
+
 static nvmlReturn_t list(nvmlDevice_t device, unsigned *count, void *entries, size_t size, write_entry write)
 {
     unsigned found = 0, room = *count;
@@ -98,7 +105,7 @@ static nvmlReturn_t list(nvmlDevice_t device, unsigned *count, void *entries, si
     const struct fake_machine *machine = fake_machine();
     for (int i = 0; i < machine->processes; i++) {
         const struct fake_process *process = &machine->process[i];
-        if (!process->pid || process->used[number(device)] <= 0)
+        if (!is_listed(machine, i, number(device)))
             continue;
         struct seen seen = {.pid = (unsigned)(process->pid + fake_number("FAKE_NVML_HOST_PIDS", 0)),
                             .used = (unsigned long long)process->used[number(device)]};

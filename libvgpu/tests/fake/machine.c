@@ -150,6 +150,7 @@ void fake_prune(void)
             leave_all(i);
             memset(process, 0, sizeof *process);
             memset(&machine->suspension[i], 0, sizeof machine->suspension[i]);
+            memset(machine->contexts[i], 0, sizeof machine->contexts[i]);
         }
     }
     memset(machine->used, 0, sizeof machine->used);
