@@ -438,6 +438,12 @@ def test_blocks_in_lists_are_indented_for_the_site_too(path):
     assert re.findall(r"^(?: {1,3}| {5,})```.*$", read(path), re.MULTILINE) == []
 
 
+def test_a_release_in_the_changelog_is_what_an_operator_reads():
+    """Each change is in git's history."""
+    releases = read(ROOT / "CHANGELOG.md").split("\n## [")[1:]
+    assert max(release.count("\n") for release in releases) < 150
+
+
 def test_the_readme_is_one_screen():
     assert len(read(ROOT / "README.md").splitlines()) <= 80
 
