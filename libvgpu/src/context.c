@@ -40,7 +40,6 @@ void vgpu_turn_end(struct vgpu_turn turn)
 static void begin_measure(struct vgpu_making *making, int ordinal)
 {
     vgpu_own_begin(&making->own, making->index, false);
-    vgpu_newcomer_begin(&making->newcomer, making->index);
     vgpu_measure_begin(&making->measure, ordinal, false);
     if (making->measure.index < 0)
         LOG_ONCE(LOG_WARNING, "the memory of contexts is not counted: neither the limits nor NVML tell it");
@@ -54,7 +53,7 @@ static uint64_t taken(const struct vgpu_making *making)
         return 0;
     if (vgpu_own_change(&making->own, &change))
         return change > 0 ? (uint64_t)change : 0;
-    if (vgpu_newcomer_used(&making->newcomer, &seen))
+    if (vgpu_own_first(&making->own, &seen))
         return seen;
     seen = vgpu_measure_taken(&making->measure, UINT64_MAX);
     return seen <= MOST ? seen : 0;

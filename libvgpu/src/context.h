@@ -8,10 +8,9 @@
 struct vgpu_making {
     int index; /* -1: not charged */
     uint64_t charged;
-    bool measured;                 /* by this thread, since it was not known */
-    struct vgpu_own own;           /* by what NVML tells of this process */
-    struct vgpu_newcomer newcomer; /* where it tells numbers of the host */
-    struct vgpu_measure measure;   /* where NVML does not tell */
+    bool measured;               /* by this thread, since it was not known */
+    struct vgpu_own own;         /* by what NVML tells of this process */
+    struct vgpu_measure measure; /* where NVML does not tell */
 };
 
 /* Of threads that take and leave a context, or set a limit of one, one sees what the other has made of it. */

@@ -83,32 +83,33 @@ static struct process at(const struct vgpu_listing *all, uint32_t i)
     return process;
 }
 
-bool vgpu_nvml_used(const char *uuid, uint64_t *bytes)
+static struct vgpu_pids pids_of(const struct vgpu_listing *all)
 {
-    struct vgpu_listing all;
+    struct vgpu_pids pids = {0};
+    pids.told = all->count <= sizeof pids.pid / sizeof *pids.pid;
+    for (; pids.told && pids.count < all->count; pids.count++)
+        pids.pid[pids.count] = at(all, pids.count).pid;
+    return pids;
+}
+
+bool vgpu_nvml_used(const char *uuid, uint64_t *bytes, struct vgpu_pids *all)
+{
+    struct vgpu_listing list;
     *bytes = 0;
-    if (!list_processes(uuid, &all))
+    if (all)
+        all->told = false;
+    if (!list_processes(uuid, &list))
         return false;
     bool found = false;
-    for (uint32_t i = 0; i < all.count && !found; i++) {
-        struct process own = at(&all, i);
+    for (uint32_t i = 0; i < list.count && !found; i++) {
+        struct process own = at(&list, i);
         found = own.pid == (uint32_t)getpid() && own.used != UINT64_MAX;
         *bytes = found ? own.used : 0;
     }
-    munmap(all.entries, all.bytes);
+    if (all)
+        *all = pids_of(&list);
+    munmap(list.entries, list.bytes);
     return found;
-}
-
-void vgpu_nvml_pids(const char *uuid, struct vgpu_pids *pids)
-{
-    struct vgpu_listing all;
-    *pids = (struct vgpu_pids){0};
-    if (!list_processes(uuid, &all))
-        return;
-    pids->told = all.count <= sizeof pids->pid / sizeof *pids->pid;
-    for (; pids->told && pids->count < all.count; pids->count++)
-        pids->pid[pids->count] = at(&all, pids->count).pid;
-    munmap(all.entries, all.bytes);
 }
 
 static bool is_among(const struct vgpu_pids *pids, uint32_t pid)

@@ -25,15 +25,14 @@ struct vgpu_listing {
 int vgpu_nvml_list(vgpu_list real, void *device, struct vgpu_entry entry, struct vgpu_listing *all);
 uint32_t vgpu_process_at(const struct vgpu_listing *all, uint32_t i);
 
-/* Bytes of this process on a device. False, and 0 bytes, if NVML does not list it. */
-bool vgpu_nvml_used(const char *uuid, uint64_t *bytes);
-
 /* The numbers, in this container or on the host, of the processes on a device. */
 struct vgpu_pids {
     bool told; /* NVML lists processes, and not more than there is room for */
     uint32_t count, pid[128];
 };
-void vgpu_nvml_pids(const char *uuid, struct vgpu_pids *pids);
+
+/* Bytes of this process on a device. False, and 0 bytes, if NVML does not list it. `all`: those that it lists, or NULL. */
+bool vgpu_nvml_used(const char *uuid, uint64_t *bytes, struct vgpu_pids *all);
 
 /* The least that a process has which was not there before. False if there is none, or NVML does not tell. */
 bool vgpu_nvml_least_new(const char *uuid, const struct vgpu_pids *before, uint64_t *bytes);

@@ -43,7 +43,7 @@ bool vgpu_own_begin(struct vgpu_own *own, int index, bool has_context)
 {
     own->index = index;
     own->counted = vgpu_counted(index);
-    bool listed = vgpu_nvml_used(vgpu_uuid_at(index), &own->used);
+    bool listed = vgpu_nvml_used(vgpu_uuid_at(index), &own->used, has_context ? NULL : &own->before);
     own->told = has_context ? listed && own->counted : !listed || own->counted;
     return own->told;
 }
@@ -51,19 +51,13 @@ bool vgpu_own_begin(struct vgpu_own *own, int index, bool has_context)
 bool vgpu_own_change(const struct vgpu_own *own, int64_t *bytes)
 {
     uint64_t used;
-    if (!own->told || !vgpu_nvml_used(vgpu_uuid_at(own->index), &used))
+    if (!own->told || !vgpu_nvml_used(vgpu_uuid_at(own->index), &used, NULL))
         return false;
     *bytes = (int64_t)(used - own->used) - (int64_t)(vgpu_counted(own->index) - own->counted);
     return true;
 }
 
-void vgpu_newcomer_begin(struct vgpu_newcomer *newcomer, int index)
+bool vgpu_own_first(const struct vgpu_own *own, uint64_t *bytes)
 {
-    newcomer->index = index;
-    vgpu_nvml_pids(vgpu_uuid_at(index), &newcomer->before);
-}
-
-bool vgpu_newcomer_used(const struct vgpu_newcomer *newcomer, uint64_t *bytes)
-{
-    return vgpu_nvml_least_new(vgpu_uuid_at(newcomer->index), &newcomer->before, bytes);
+    return vgpu_nvml_least_new(vgpu_uuid_at(own->index), &own->before, bytes);
 }

@@ -11,6 +11,7 @@ struct vgpu_own {
     int index;
     bool told;
     uint64_t used, counted;
+    struct vgpu_pids before; /* of a process that had no context: all that were there */
 };
 
 /* Of a process that has a context there, or is about to make its first one. False: NVML does not tell. */
@@ -20,16 +21,10 @@ bool vgpu_own_begin(struct vgpu_own *own, int index, bool has_context);
  * NVML does not tell. */
 bool vgpu_own_change(const struct vgpu_own *own, int64_t *bytes);
 
-/* The first context of a process makes it one of those on the device. A driver that tells the host's numbers does not say which
- * one; of some that are new, it may be the one with the least, since others have memory beside their context. */
-struct vgpu_newcomer {
-    int index;
-    struct vgpu_pids before;
-};
-void vgpu_newcomer_begin(struct vgpu_newcomer *newcomer, int index);
-
-/* Bytes of that process. False: NVML does not tell. */
-bool vgpu_newcomer_used(const struct vgpu_newcomer *newcomer, uint64_t *bytes);
+/* Bytes of this process since its first context. A driver that tells the host's numbers does not say which process this is: one
+ * that was not there; of several, the one with the least, since others have memory beside their context. False: NVML does not
+ * tell. */
+bool vgpu_own_first(const struct vgpu_own *own, uint64_t *bytes);
 
 struct vgpu_measure {
     int index;    /* place of the device in the limits; -1: cannot be measured */
