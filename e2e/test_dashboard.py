@@ -463,6 +463,7 @@ def test_reports_of_replays_in_a_browser(account, local, scheduler, tmp_path):
             with Visit.started(started, width=width) as visit:
                 visit.page.goto(site.base)
                 visit.page.get_by_role("link", name="Replays").click()
+                visit.page.get_by_role("heading", name="spread").wait_for()
                 assert visit.page.locator("h2").all_inner_texts() == ["binpack", "spread"]
                 assert "200 pods on 10 nodes" in visit.page.locator("main").inner_text()
                 assert visit.violations() == []
@@ -531,7 +532,7 @@ def applies_filters_at_once(started: Any, sandbox: Sandbox, site: Site) -> None:
         visit.page.get_by_label("Pod", exact=True).fill(f"{sandbox.namespace}/b")
         row.wait_for(state="detached")
         visit.page.get_by_role("link", name="b", exact=True).wait_for()
-        assert f"/pods?pod={sandbox.namespace}%2Fb" in visit.page.url
+        visit.page.wait_for_url(f"**/pods?pod={sandbox.namespace}%2Fb*")
         visit.page.get_by_role("link", name="Clear").click()
         row.wait_for()
         assert visit.complaints == []
@@ -543,7 +544,7 @@ def works_without_scripts_and_with_the_keyboard(started: Any, site: Site) -> Non
         visit.page.goto(site.base + "/")
         visit.page.keyboard.press("Tab")
         visit.page.keyboard.press("Enter")
-        assert visit.page.url.endswith("#main")
+        visit.page.wait_for_url("**#main")
         visit.page.get_by_label("Model").fill("L40S")
         visit.page.keyboard.press("Enter")
         visit.page.wait_for_url("**/?*model=L40S*")
