@@ -87,6 +87,7 @@ class FakeApi:
     others: dict = field(default_factory=dict)
     groups: dict = field(default_factory=dict)
     config: str | None = ""
+    config_map: str = "hami-scheduler-device"
     errors: dict = field(default_factory=dict)
     expired: set = field(default_factory=set)
     requests: list = field(default_factory=list)
@@ -109,7 +110,7 @@ class FakeApi:
                 return self._page(self.quotas, query)
             case ["events"] | ["namespaces", _, "events"]:
                 return self._page(self.events, query)
-            case ["namespaces", "kube-system", "configmaps", "hami-scheduler-device"] if (
+            case ["namespaces", "kube-system", "configmaps", self.config_map] if (
                 self.config is not None
             ):
                 return json.dumps({"data": {"device-config.yaml": self.config}}).encode()

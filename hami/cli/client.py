@@ -263,7 +263,8 @@ CLUSTER_OPTIONS = (
         default="kube-system/hami-scheduler-device",
         show_default=True,
         metavar="NAMESPACE/NAME",
-        help="ConfigMap with the device configuration.",
+        help="ConfigMap with the device configuration. If the default does not exist, that of the scheduler's "
+        "Deployment is used.",
     ),
     click.Option(
         ["--node-scheduler-policy", "node_policy"],

@@ -22,6 +22,7 @@ POLICY_PREFIX = "hami-"
 _FLAG = "--foreign-reservations"
 _DRA_FLAG = "--dra="
 _TOKEN_VOLUME = "extender-token"
+_CONFIG_VOLUME = "device-config"
 # containers that only HAMi's chart has
 _HAMIS = frozenset({"vgpu-scheduler-extender", "vgpu-monitor"})
 
@@ -85,9 +86,14 @@ class _Secret(msgspec.Struct, rename="camel"):
     secret_name: str = ""
 
 
-class _Volume(msgspec.Struct):
+class _ConfigMap(msgspec.Struct):
+    name: str = ""
+
+
+class _Volume(msgspec.Struct, rename="camel"):
     name: str = ""
     secret: _Secret | None = None
+    config_map: _ConfigMap | None = None
 
 
 class _PodSpec(msgspec.Struct, rename="camel"):
@@ -181,6 +187,18 @@ def parse_scheduler(raw: msgspec.Raw) -> SchedulerDeployment | None:
         extender=workload.extender,
         account=workload.spec.template.spec.service_account_name,
     )
+
+
+def parse_config_place(raw: msgspec.Raw) -> tuple[str, str] | None:
+    """Returns namespace and name of the ConfigMap with the device configuration that a Deployment of schedulers mounts.
+
+    kustomize adds a hash to the name, and a release of the chart may have any name. Raises: MalformedInput.
+    """
+    workload = decode("deployment", _WORKLOAD, raw)
+    for volume in workload.spec.template.spec.volumes or ():
+        if volume.name == _CONFIG_VOLUME and volume.config_map is not None:
+            return workload.metadata.namespace, volume.config_map.name
+    return None
 
 
 def parse_plugins(raw: msgspec.Raw) -> tuple[int, int]:

@@ -36,6 +36,7 @@ from hami.inspect.cluster import (
     catalog_of,
     holders_of,
 )
+from hami.inspect.installation import SCHEDULERS, parse_config_place
 from hami.inspect.snapshot import RESIZE_KEYS, node_annotations, pod_annotations
 from hami.kube.gangs import read_pod_group
 from hami.kube.pages import ObjectMeta, Requester, parse_meta, read_list
@@ -54,6 +55,9 @@ Progress = Callable[[str, int, int], None]
 """Called with a resource, the number of objects read, and the expected total."""
 
 CONFIG_KEY = "device-config.yaml"
+DEVICE_CONFIG = ("kube-system", "hami-scheduler-device")
+"""Namespace and name of the ConfigMap with the device configuration, as HAMi's chart and ours have it."""
+CONFIG_MAP = "/api/v1/namespaces/{}/configmaps/{}"
 FAILED = "FailedScheduling"
 MAX_EVENTS = 3  # that are shown of a pod
 MAXOBJECTS = 500_000  # of one resource; a list that does not end must not fill the memory
@@ -141,7 +145,7 @@ class Reader:
     def record(
         self,
         *,
-        config_map: tuple[str, str] = ("kube-system", "hami-scheduler-device"),
+        config_map: tuple[str, str] = DEVICE_CONFIG,
         device_config: str | None = None,
         policies: Policies = Policies(),
     ) -> ClusterRecord:
@@ -363,22 +367,17 @@ class Reader:
 
         Raises: HamiError.
         """
+        problem = f"there is no ConfigMap {namespace}/{name}"
         try:
-            data = self._get(
-                "configmaps", f"/api/v1/namespaces/{namespace}/configmaps/{name}", namespace
-            )
-        except (NotFound, MissingRight) as error:
-            problem = (
-                error
-                if isinstance(error, MissingRight)
-                else f"there is no ConfigMap {namespace}/{name}"
-            )
-            self.note(f"{problem}; the chart's device configuration is assumed")
-            return ""
-        text = parse_config_map(data, f"ConfigMap {namespace}/{name}").data.get(CONFIG_KEY)
-        if text is None:
-            raise HamiError(f"ConfigMap {namespace}/{name} has no key {CONFIG_KEY}")
-        return text
+            for place in _config_places(self, namespace, name):
+                with contextlib.suppress(NotFound):
+                    return _config_text(
+                        self._get("configmaps", CONFIG_MAP.format(*place), place[0]), place
+                    )
+        except MissingRight as error:
+            problem = str(error)
+        self.note(f"{problem}; the chart's device configuration is assumed")
+        return ""
 
     def _list(
         self,
@@ -429,6 +428,35 @@ class Reader:
             "get", resource, f"namespace {namespace}" if namespace else "the whole cluster"
         ):
             return self.request("GET", path)
+
+
+def _config_places(reader: Reader, namespace: str, name: str) -> Iterator[tuple[str, str]]:
+    """Yields the namespaces and names of the ConfigMaps that may have the device configuration: the one that is named,
+    and, if that is DEVICE_CONFIG, those that schedulers mount."""
+    yield namespace, name
+    if (namespace, name) != DEVICE_CONFIG:
+        return
+    mounted: set[tuple[str, str]] = set()
+
+    def take(raw: msgspec.Raw) -> None:
+        with contextlib.suppress(MalformedInput):
+            if place := parse_config_place(raw):
+                mounted.add(place)
+
+    reader.each("deployments", "/apis/apps/v1/deployments", {"labelSelector": SCHEDULERS}, take)
+    if len(mounted) > 1:
+        names = ", ".join(map("/".join, sorted(mounted)))
+        reader.note(f"schedulers have several device configurations: {names}; the first is used")
+    yield from sorted(mounted)
+
+
+def _config_text(data: bytes, place: tuple[str, str]) -> str:
+    """Returns the device configuration in a ConfigMap. Raises: HamiError."""
+    shown = f"ConfigMap {'/'.join(place)}"
+    text = parse_config_map(data, shown).data.get(CONFIG_KEY)
+    if text is None:
+        raise HamiError(f"{shown} has no key {CONFIG_KEY}")
+    return text
 
 
 def _by_node(requests: Iterable[tuple[str, NodeResources]]) -> dict[str, NodeResources]:

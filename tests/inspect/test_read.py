@@ -215,6 +215,43 @@ def test_the_device_configuration_names_the_resources():
     assert [pod.ref.name for pod in read(api, device_config="")[0].pods] == ["b"]
 
 
+def scheduler_that_mounts(config_map, name="hami-scheduler"):
+    volumes = [
+        {"name": "tls", "secret": {"secretName": "tls"}},
+        {"name": "device-config", "configMap": {"name": config_map}},
+    ]
+    return {
+        "metadata": {"namespace": "kube-system", "name": name},
+        "spec": {"template": {"spec": {"volumes": volumes}}},
+    }
+
+
+@cases(
+    "mounted, notes",
+    ("kustomize", ["hami-scheduler-device-kf6g4m7c8d"], 0),
+    ("another one", ["x", "hami-scheduler-device-kf6g4m7c8d"], 1),
+    ("two with the same", ["hami-scheduler-device-kf6g4m7c8d"] * 2, 0),
+)
+def test_the_device_configuration_is_that_which_the_scheduler_mounts(mounted, notes):
+    """kustomize adds a hash to its name."""
+    api = FakeApi(
+        pods=[pending("a", **{"example.com/card": 1}), pending("b", gpu=1)],
+        config="nvidia: {resourceCountName: example.com/card}",
+        config_map="hami-scheduler-device-kf6g4m7c8d",
+        others={
+            "deployments": [
+                scheduler_that_mounts(name, f"s{number}") for number, name in enumerate(mounted)
+            ]
+        },
+    )
+    record, said, _ = read(api)
+    assert [pod.ref.name for pod in record.pods] == ["a"]
+    assert len(said) == notes
+    named, (note,), _ = read(api, config_map=("kube-system", "no-such"))
+    assert [pod.ref.name for pod in named.pods] == ["b"]
+    assert note.startswith("there is no ConfigMap kube-system/no-such")
+
+
 def test_a_device_configuration_that_cannot_be_read_is_an_error():
     with pytest.raises(HamiError, match="device configuration"):
         read(FakeApi(config="nvidia: ["))
