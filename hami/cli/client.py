@@ -263,8 +263,7 @@ CLUSTER_OPTIONS = (
         default="kube-system/hami-scheduler-device",
         show_default=True,
         metavar="NAMESPACE/NAME",
-        help="ConfigMap with the device configuration. If the default does not exist, that of the scheduler's "
-        "Deployment is used.",
+        help="ConfigMap with the device configuration. kustomize adds a hash to the name: leave it out.",
     ),
     click.Option(
         ["--node-scheduler-policy", "node_policy"],

@@ -189,16 +189,16 @@ def parse_scheduler(raw: msgspec.Raw) -> SchedulerDeployment | None:
     )
 
 
-def parse_config_place(raw: msgspec.Raw) -> tuple[str, str] | None:
-    """Returns namespace and name of the ConfigMap with the device configuration that a Deployment of schedulers mounts.
+def parse_config_map_name(raw: msgspec.Raw) -> str:
+    """Returns the name of the ConfigMap with the device configuration that a Deployment of schedulers mounts, or "".
 
-    kustomize adds a hash to the name, and a release of the chart may have any name. Raises: MalformedInput.
+    Raises: MalformedInput.
     """
     workload = decode("deployment", _WORKLOAD, raw)
     for volume in workload.spec.template.spec.volumes or ():
         if volume.name == _CONFIG_VOLUME and volume.config_map is not None:
-            return workload.metadata.namespace, volume.config_map.name
-    return None
+            return volume.config_map.name
+    return ""
 
 
 def parse_plugins(raw: msgspec.Raw) -> tuple[int, int]:

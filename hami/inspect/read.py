@@ -36,7 +36,7 @@ from hami.inspect.cluster import (
     catalog_of,
     holders_of,
 )
-from hami.inspect.installation import SCHEDULERS, parse_config_place
+from hami.inspect.installation import SCHEDULERS, parse_config_map_name
 from hami.inspect.snapshot import RESIZE_KEYS, node_annotations, pod_annotations
 from hami.kube.gangs import read_pod_group
 from hami.kube.pages import ObjectMeta, Requester, parse_meta, read_list
@@ -55,9 +55,6 @@ Progress = Callable[[str, int, int], None]
 """Called with a resource, the number of objects read, and the expected total."""
 
 CONFIG_KEY = "device-config.yaml"
-DEVICE_CONFIG = ("kube-system", "hami-scheduler-device")
-"""Namespace and name of the ConfigMap with the device configuration, as HAMi's chart and ours have it."""
-CONFIG_MAP = "/api/v1/namespaces/{}/configmaps/{}"
 FAILED = "FailedScheduling"
 MAX_EVENTS = 3  # that are shown of a pod
 MAXOBJECTS = 500_000  # of one resource; a list that does not end must not fill the memory
@@ -145,7 +142,7 @@ class Reader:
     def record(
         self,
         *,
-        config_map: tuple[str, str] = DEVICE_CONFIG,
+        config_map: tuple[str, str] = ("kube-system", "hami-scheduler-device"),
         device_config: str | None = None,
         policies: Policies = Policies(),
     ) -> ClusterRecord:
@@ -369,11 +366,11 @@ class Reader:
         """
         problem = f"there is no ConfigMap {namespace}/{name}"
         try:
-            for place in _config_places(self, namespace, name):
+            with contextlib.suppress(NotFound):
+                return _config_text(self, namespace, name)
+            for mounted in _mounted_configs(self, namespace, name):
                 with contextlib.suppress(NotFound):
-                    return _config_text(
-                        self._get("configmaps", CONFIG_MAP.format(*place), place[0]), place
-                    )
+                    return _config_text(self, namespace, mounted)
         except MissingRight as error:
             problem = str(error)
         self.note(f"{problem}; the chart's device configuration is assumed")
@@ -430,32 +427,33 @@ class Reader:
             return self.request("GET", path)
 
 
-def _config_places(reader: Reader, namespace: str, name: str) -> Iterator[tuple[str, str]]:
-    """Yields the namespaces and names of the ConfigMaps that may have the device configuration: the one that is named,
-    and, if that is DEVICE_CONFIG, those that schedulers mount."""
-    yield namespace, name
-    if (namespace, name) != DEVICE_CONFIG:
-        return
-    mounted: set[tuple[str, str]] = set()
+def _mounted_configs(reader: Reader, namespace: str, name: str) -> list[str]:
+    """Returns the ConfigMaps of that *name* and a hash, as kustomize makes them, that schedulers in *namespace* mount:
+    in no other, where a tenant may have written the Deployment."""
+    mounted: set[str] = set()
 
     def take(raw: msgspec.Raw) -> None:
         with contextlib.suppress(MalformedInput):
-            if place := parse_config_place(raw):
-                mounted.add(place)
+            found = parse_config_map_name(raw)
+            if found.startswith(f"{name}-"):
+                mounted.add(found)
 
-    reader.each("deployments", "/apis/apps/v1/deployments", {"labelSelector": SCHEDULERS}, take)
+    path = f"/apis/apps/v1/namespaces/{namespace}/deployments"
+    scope = f"namespace {namespace}"
+    reader.each("deployments", path, {"labelSelector": SCHEDULERS}, take, scope=scope)
     if len(mounted) > 1:
-        names = ", ".join(map("/".join, sorted(mounted)))
+        names = ", ".join(sorted(mounted))
         reader.note(f"schedulers have several device configurations: {names}; the first is used")
-    yield from sorted(mounted)
+    return sorted(mounted)
 
 
-def _config_text(data: bytes, place: tuple[str, str]) -> str:
+def _config_text(reader: Reader, namespace: str, name: str) -> str:
     """Returns the device configuration in a ConfigMap. Raises: HamiError."""
-    shown = f"ConfigMap {'/'.join(place)}"
-    text = parse_config_map(data, shown).data.get(CONFIG_KEY)
+    with _in_words("get", "configmaps", f"namespace {namespace}"):
+        data = reader.request("GET", f"/api/v1/namespaces/{namespace}/configmaps/{name}")
+    text = parse_config_map(data, f"ConfigMap {namespace}/{name}").data.get(CONFIG_KEY)
     if text is None:
-        raise HamiError(f"{shown} has no key {CONFIG_KEY}")
+        raise HamiError(f"ConfigMap {namespace}/{name} has no key {CONFIG_KEY}")
     return text
 
 

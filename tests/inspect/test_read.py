@@ -215,13 +215,13 @@ def test_the_device_configuration_names_the_resources():
     assert [pod.ref.name for pod in read(api, device_config="")[0].pods] == ["b"]
 
 
-def scheduler_that_mounts(config_map, name="hami-scheduler"):
+def scheduler_that_mounts(config_map, name, namespace="kube-system"):
     volumes = [
         {"name": "tls", "secret": {"secretName": "tls"}},
         {"name": "device-config", "configMap": {"name": config_map}},
     ]
     return {
-        "metadata": {"namespace": "kube-system", "name": name},
+        "metadata": {"namespace": namespace, "name": name},
         "spec": {"template": {"spec": {"volumes": volumes}}},
     }
 
@@ -229,7 +229,8 @@ def scheduler_that_mounts(config_map, name="hami-scheduler"):
 @cases(
     "mounted, notes",
     ("kustomize", ["hami-scheduler-device-kf6g4m7c8d"], 0),
-    ("another one", ["x", "hami-scheduler-device-kf6g4m7c8d"], 1),
+    ("one is gone", ["hami-scheduler-device-a", "hami-scheduler-device-kf6g4m7c8d"], 1),
+    ("another name", ["x", "hami-scheduler-device-kf6g4m7c8d"], 0),
     ("two with the same", ["hami-scheduler-device-kf6g4m7c8d"] * 2, 0),
 )
 def test_the_device_configuration_is_that_which_the_scheduler_mounts(mounted, notes):
@@ -250,6 +251,16 @@ def test_the_device_configuration_is_that_which_the_scheduler_mounts(mounted, no
     named, (note,), _ = read(api, config_map=("kube-system", "no-such"))
     assert [pod.ref.name for pod in named.pods] == ["b"]
     assert note.startswith("there is no ConfigMap kube-system/no-such")
+
+
+def test_a_deployment_of_a_tenant_names_no_device_configuration():
+    """Whoever may write Deployments elsewhere could change what an administrator is told."""
+    mounting = scheduler_that_mounts("hami-scheduler-device-x", "s", namespace="team")
+    api = FakeApi(
+        config="nvidia: [", config_map="hami-scheduler-device-x", others={"deployments": [mounting]}
+    )
+    _, (note,), _ = read(api)
+    assert note.startswith("there is no ConfigMap kube-system/hami-scheduler-device;")
 
 
 def test_a_device_configuration_that_cannot_be_read_is_an_error():
