@@ -23,8 +23,8 @@ __all__ = ["replay_rows"]
 GROUP = "replay"
 PODS, NODES = 100_000, 200
 SECONDS = 60.0
-"""Of 100 s with another policy, 58 are the scheduler's own decision for each pod that comes (0.6 ms), 35 those for the
-pods that wait, made again where something became free, and 7 what is booked: no other function has 2."""
+"""By py-spy, of 100 s with another policy, deciding each pod that comes takes 58 (0.6 ms a pod), deciding again the pods
+that wait, where something became free, takes 35, and booking takes 7."""
 CASES = (
     ("another policy", Changes(node_policy="spread")),
     ("ten nodes fewer", Changes(without=("10",))),

@@ -89,7 +89,7 @@ struct seen {
 };
 typedef void (*write_entry)(void *entry, const struct seen *seen);
 
-/* True for one with a context on the card, or memory, whose number this process can be told: its own, or one of the host. */
+/* Whether NVML lists a process: it has a context or memory on the card, and is in this container, unless numbers are the host's. */
 static bool is_listed(const struct fake_machine *machine, int i, int card)
 {
     const struct fake_process *process = &machine->process[i];
