@@ -23,8 +23,8 @@ __all__ = ["replay_rows"]
 GROUP = "replay"
 PODS, NODES = 100_000, 200
 SECONDS = 60.0
-"""By py-spy, of 100 s with another policy, deciding each pod that comes takes 58 (0.6 ms a pod), deciding again the pods
-that wait, where something became free, takes 35, and booking takes 7."""
+"""By py-spy, of 100 s with another policy, deciding each pod that comes takes 58 (0.6 ms a pod), deciding the waiting
+pods again where something became free takes 35, and booking takes 7."""
 CASES = (
     ("another policy", Changes(node_policy="spread")),
     ("ten nodes fewer", Changes(without=("10",))),
