@@ -369,6 +369,9 @@ class RealNode(JoinedNode):
                 f"--config={self.folder}/kubelet.yaml",
                 f"--kubeconfig={self.folder}/kubeconfig",
                 f"--hostname-override={self.name}",
+                # With one, as by default, its garbage collection takes the output of the run before, if it comes while
+                # the next run is created but not started: tests read both.
+                "--maximum-dead-containers-per-container=9",
                 "--v=2",
             ],
         )
