@@ -30,8 +30,7 @@ from testing.realnode import RealNode, missing
 from testing.sandbox import Sandbox
 from testing.scheduler import Certificates, Scheduler, install
 
-# the first test on kind includes the installation
-TIMEOUT_SECONDS = 300 if os.environ.get("HAMI_E2E_KIND") else 180
+TIMEOUT_SECONDS = 600  # of a test that hangs, not of one that is slow
 REPLICA = pytest.StashKey[Scheduler]()
 KIND = pytest.StashKey[kind.KindCluster]()
 Cluster = LocalCluster | ExternalCluster

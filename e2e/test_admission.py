@@ -143,7 +143,7 @@ def test_a_pod_of_another_scheduler_is_told_that_it_gets_no_devices(sandbox):
 
 def test_a_policy_on_a_node_is_reported(sandbox):
     sandbox.add_gpu_node("n0", annotations={"hami.io/gpu-scheduler-policy": "spread"})
-    message = sandbox.node_event("n0", "WishIgnored", timeout=40)
+    message = sandbox.node_event("n0", "WishIgnored")
     assert message == (
         "annotation hami.io/gpu-scheduler-policy of a node has no effect: write it on pods"
     )

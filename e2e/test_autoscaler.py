@@ -20,7 +20,7 @@ from hami.inspect.snapshot import parse_snapshot
 from hami.model import Pod
 from hami.quantity import MIB, parse_quantity
 from testing.cluster import MANIFESTS, LocalCluster
-from testing.eventually import eventually
+from testing.eventually import PATIENCE_S, eventually
 from testing.nodes import gpus
 from testing.people import hami
 from testing.pods import pod
@@ -93,7 +93,7 @@ class Client:
             self._address + path,
             body=body,
             preload_content=False,
-            timeout=150,
+            timeout=300,
             headers={"Content-Type": "application/json"},
         )
         size = sum(map(len, answer.stream(MIB)))
@@ -112,7 +112,7 @@ def client(scheduler: Scheduler, authority: Certificates) -> Iterator[Client]:
         maxsize=20,
         key_file=str(key_file),
         retries=False,
-        timeout=30,
+        timeout=PATIENCE_S,
     ) as pool:
         yield Client(scheduler, pool)
 
@@ -193,7 +193,7 @@ def test_each_certificate_opens_what_it_is_for(sandbox, scheduler, autoscaler, c
 CLIENTS, BODY = 14, 61 * MIB
 
 
-@pytest.mark.flags(**FLAGS)
+@pytest.mark.flags(**FLAGS, leader_elect="false")
 def test_large_simulations_leave_memory_and_room_for_kube_scheduler(
     sandbox, scheduler, local, autoscaler
 ):

@@ -15,6 +15,7 @@ from testing.kube import ApiError
 from testing.nodes import gpus
 from testing.people import hami
 from testing.pods import pod
+from testing.priorities import is_admitted
 from testing.recorded_usage import FLAGS, recorded, rights_to_record
 from testing.sandbox import Sandbox
 from testing.scheduler import Scheduler
@@ -67,7 +68,7 @@ def told(sandbox: Sandbox, reason: str) -> str:
                 return str(event["message"])
         return ""
 
-    return eventually(message, f"an event {reason}", timeout=90, interval=1)
+    return eventually(message, f"an event {reason}", interval=1)
 
 
 def exceed(sandbox: Sandbox) -> None:
@@ -101,7 +102,7 @@ def admit(sandbox: Sandbox, name: str) -> None:
             return True
         return False
 
-    eventually(is_admitted, f"pod {name} is admitted", timeout=30, interval=1)
+    eventually(is_admitted, f"pod {name} is admitted", interval=1)
 
 
 @pytest.mark.flags(**FLAGS, **DEMOTE)
@@ -141,7 +142,11 @@ def test_without_the_class_pods_keep_their_priority(local: Any, sandbox: Sandbox
     with contextlib.ExitStack() as stack:
         local.kube.delete("PriorityClass", LOW)
         stack.callback(local.kube.create, priority_class(LOW, -10))
-        admit(sandbox, "kept")  # for some seconds, the webhook does not know that the class is gone
+        probe = with_class(pod("probe", scheduler="nobody"), LOW)
+        eventually(
+            lambda: not is_admitted(local.kube, probe), "the API server knows that it is gone"
+        )
+        admit(sandbox, "kept")  # for some seconds, the webhook does not know that
         assert spec_of(sandbox, "kept") == (None, 0, "PreemptLowerPriority")
 
 

@@ -11,13 +11,14 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from cryptography import x509
 
 from testing.cases import cases
 from testing.cluster import MANIFESTS, LocalCluster
-from testing.eventually import eventually
+from testing.eventually import PATIENCE_S, eventually
 from testing.kube import ApiError, Kube
 from testing.pods import pod
 from testing.processes import free_port
@@ -35,24 +36,21 @@ from testing.scheduler import (
 )
 from testing.yaml_text import read_documents
 
+Object = dict[str, Any]
 SECRET, WEBHOOK, PREVIOUS = "hami-scheduler-self-signed", "hami-webhook", "hami-scheduler-tls"
 COMPONENT = MANIFESTS.parent / "components" / "self-signed"
 RIGHTS = COMPONENT / "rbac.yaml"
 LATE = 1.0  # seconds
-FAST = {
-    "self_signed_cert_lifetime": "27s",
-    "self_signed_ca_lifetime": "75s",
-}  # renewed after 18 s, rotated after 50 s
+SHORT = {"self_signed_cert_lifetime": "36s"}  # renewed after 24 s
+OVERLAP = 4.0  # seconds, a ninth of it: so long a client may take to learn of a new CA
+FAST = SHORT | {"self_signed_ca_lifetime": "100s"}  # rotated after 67 s
 
 
-class Trust:
-    """The certificates in the cluster at one time."""
+class Pair:
+    """The certificates in one version of the Secret."""
 
-    def __init__(self, kube: Kube) -> None:
-        secret = kube.find("Secret", SECRET, NAMESPACE) or {}
-        *_, webhook = kube.get("MutatingWebhookConfiguration", WEBHOOK)["webhooks"]
+    def __init__(self, secret: Object) -> None:
         self.data = {key: base64.b64decode(text) for key, text in secret.get("data", {}).items()}
-        self.bundle = base64.b64decode(webhook["clientConfig"].get("caBundle", ""))
 
     @property
     def authorities(self) -> list[x509.Certificate]:
@@ -63,12 +61,50 @@ class Trust:
         return x509.load_pem_x509_certificate(self.data["tls.crt"])
 
 
-def wait_for(kube: Kube, holds: Callable[[Trust], bool], what: str, timeout: float = 60) -> Trust:
+class Trust(Pair):
+    """The certificates in the cluster at one time."""
+
+    def __init__(self, kube: Kube) -> None:
+        super().__init__(kube.find("Secret", SECRET, NAMESPACE) or {})
+        *_, webhook = kube.get("MutatingWebhookConfiguration", WEBHOOK)["webhooks"]
+        self.bundle = base64.b64decode(webhook["clientConfig"].get("caBundle", ""))
+
+
+class History:
+    """All versions of the Secret, as a watch shows them: some last for a few seconds only."""
+
+    def __init__(self, kube: Kube) -> None:
+        self._kube = kube
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow)
+        self.pairs: list[Pair] = []
+
+    def __enter__(self) -> History:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def first(self, holds: Callable[[Pair], bool], what: str) -> Pair:
+        """Returns the first version of which *holds* is true, once there is one."""
+        return eventually(lambda: next(filter(holds, self.pairs), None), what, interval=0.2)  # type: ignore[return-value]
+
+    def _follow(self) -> None:
+        for change, item in self._kube.follow(
+            "Secret", self._ended, NAMESPACE, fieldSelector=f"metadata.name={SECRET}"
+        ):
+            found = item["items"] if change == "LISTED" else [item]
+            self.pairs += [pair for pair in map(Pair, found) if pair.data]
+
+
+def wait_for(kube: Kube, holds: Callable[[Trust], bool], what: str) -> Trust:
     def observed() -> Trust | None:
         trust = Trust(kube)
         return trust if holds(trust) else None
 
-    found = eventually(observed, what, timeout=timeout, interval=0.2)
+    found = eventually(observed, what, interval=0.2)
     assert found is not None
     return found
 
@@ -160,11 +196,10 @@ def admitted(sandbox: Sandbox, name: str) -> bool:
     return True
 
 
-def wait_admitted(sandbox: Sandbox, timeout: float = 60) -> None:
+def wait_admitted(sandbox: Sandbox) -> None:
     eventually(
         lambda: admitted(sandbox, f"p-{secrets.token_hex(4)}"),
         "a pod is admitted",
-        timeout=timeout,
         interval=0.2,
     )
 
@@ -173,7 +208,7 @@ class Load:
     """Creates pods one after the other, and connects to the webhook.
 
     The API server keeps its connection for a long time, so the new connections act as an API server that learns of the
-    bundle a second late.
+    bundle a second late. One that is later than OVERLAP, because this process stood still, has no promise.
     """
 
     def __init__(self, sandbox: Sandbox, port: int) -> None:
@@ -216,9 +251,16 @@ class Load:
         self._bundles.append((now, Trust(self._sandbox.kube).bundle.decode()))
         while len(self._bundles) > 1 and self._bundles[1][0] <= now - LATE:
             del self._bundles[0]
-        context = ssl.create_default_context(cadata=self._bundles[0][1])
-        with socket.create_connection(("127.0.0.1", self._port), timeout=10) as plain:
-            context.wrap_socket(plain, server_hostname="127.0.0.1").close()
+        bundle = self._bundles[0][1]
+        current = max(at for at, other in self._bundles if other == bundle)
+        context = ssl.create_default_context(cadata=bundle)
+        try:
+            with socket.create_connection(("127.0.0.1", self._port), timeout=PATIENCE_S) as plain:
+                context.wrap_socket(plain, server_hostname="127.0.0.1").close()
+        except ssl.SSLCertVerificationError:
+            if time.monotonic() < current + OVERLAP:
+                raise
+            return
         self.connections += 1
 
 
@@ -227,19 +269,16 @@ def test_renewal_and_rotation_under_load_lose_no_admission(sandbox, self_signed,
     replica = self_signed(**FAST)
     first = wait_for(sandbox.kube, published, "a first CA")
     wait_admitted(sandbox)
-    with Load(sandbox, replica.port) as load:
-        renewed = wait_for(
-            sandbox.kube, lambda now: now.data["tls.crt"] != first.data["tls.crt"], "a renewal"
+    with Load(sandbox, replica.port) as load, History(sandbox.kube) as history:
+        renewed = history.first(
+            lambda then: then.data["tls.crt"] != first.data["tls.crt"], "a renewal"
         )
         assert renewed.authorities == first.authorities
-        overlap = wait_for(
-            sandbox.kube, lambda now: len(now.authorities) == 2 and published(now), "a second CA"
-        )
+        overlap = history.first(lambda then: len(then.authorities) == 2, "a second CA")
         assert overlap.authorities[1:] == first.authorities
         overlap.serving.verify_directly_issued_by(overlap.authorities[1])
-        moved = wait_for(
-            sandbox.kube,
-            lambda now: now.serving.issuer == overlap.authorities[0].subject,
+        moved = history.first(
+            lambda then: then.serving.issuer == overlap.authorities[0].subject,
             "a certificate of the second CA",
         )
         assert moved.authorities == overlap.authorities
@@ -279,6 +318,12 @@ def change_webhooks(kube: Kube, **changes: object) -> None:
     )
 
 
+def is_called(replica: Scheduler) -> bool:
+    """Reports whether the replica has answered a call of its webhook."""
+    counted = r"^hami_scheduler_request_duration_seconds_count\{.*verb=\"webhook\".*\} [1-9]"
+    return bool(re.search(counted, replica.metrics(), re.MULTILINE))
+
+
 @pytest.fixture
 def predecessor(
     self_signed: Callable[..., SelfSigned], scheduler: Scheduler, certificates: Certificates
@@ -308,12 +353,12 @@ def test_the_certificate_of_a_predecessor_is_served_until_ours_is_trusted(
     """As HAMi's chart is replaced by ours: ours is ready while the other leads, which ends only then."""
     before = x509.load_pem_x509_certificates(predecessor.certificates.ca_file.read_bytes())
     wait_admitted(sandbox)
-    successor = self_signed(port=free_port(), **FAST)
+    successor = self_signed(port=free_port(), **SHORT)
     successor.wait_healthy(path="/readyz")
     assert lease_holder(sandbox.kube, EXTENDER).startswith(predecessor.name)
     with Load(sandbox, successor.port) as load:
         change_webhooks(sandbox.kube, url=f"https://127.0.0.1:{successor.port}/webhook")
-        time.sleep(2)  # the API server applies it with a delay
+        eventually(lambda: is_called(successor), "the API server calls the successor")
         predecessor.stop()
         both = wait_for(
             sandbox.kube, lambda now: len(now.authorities) == 2 and published(now), "both CAs"
@@ -344,7 +389,7 @@ def test_changed_certificates_are_restored(sandbox, self_signed):
     missing = (
         f"Secret {NAMESPACE}/{SECRET} is missing and may not be created: apply the manifests again"
     )
-    eventually(lambda: missing in replica.program.tail(), "the log says what to do", timeout=30)
+    eventually(lambda: missing in replica.program.tail(), "the log says what to do")
     assert admitted(sandbox, "meanwhile")
     ship(sandbox.kube)
     wait_for(sandbox.kube, published, "a new CA")

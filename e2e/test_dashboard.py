@@ -16,7 +16,7 @@ import urllib3
 from testing.browser import SCHEMES, WIDTHS, Visit, browser, missing
 from testing.cluster import MANIFESTS, LocalCluster
 from testing.dashboard import COMPONENT, PAGES, dashboard, publish
-from testing.eventually import eventually
+from testing.eventually import PATIENCE_S, eventually
 from testing.kube import Kube, write_kubeconfig
 from testing.measured import MonitorProcess, announced, own_address, served
 from testing.nodes import gpu, gpus
@@ -28,6 +28,7 @@ from testing.sandbox import LABEL, Sandbox
 from testing.scheduler import NAMESPACE, Certificates, Scheduler
 
 Object = dict[str, Any]
+ASKED_AGAIN_S = 180  # each 30 s, a monitor that did not answer
 PICTURES = Path(os.environ.get("HAMI_E2E_PICTURES", "benchmarks/results/pictures"))
 
 
@@ -37,7 +38,7 @@ class Site:
     def __init__(self, port: int, *, ca: Path | None = None) -> None:
         self.base = f"{'https' if ca else 'http'}://localhost:{port}"
         self._pool = urllib3.PoolManager(
-            ca_certs=str(ca) if ca else None, retries=False, timeout=20
+            ca_certs=str(ca) if ca else None, retries=False, timeout=PATIENCE_S
         )
 
     def ask(
@@ -54,7 +55,7 @@ class Site:
                 return self.ask("/readyz").status == 200
             return False
 
-        eventually(is_ready, "the dashboard has read the cluster", timeout=30)
+        eventually(is_ready, "the dashboard has read the cluster")
         return self
 
 
@@ -157,9 +158,10 @@ def explained(site: Site, path: str) -> Object:
     """Returns the explanation of a pod that waits, once it has been computed."""
 
     def answer() -> Any:
-        return (site.ask(path).json()["waits"] or {}).get("explanation")
+        answer = site.ask(path)  # 404 until the dashboard has seen the pod
+        return answer.status == 200 and (answer.json()["waits"] or {}).get("explanation")
 
-    return dict(eventually(answer, "the pod is explained", timeout=30))
+    return dict(eventually(answer, "the pod is explained"))
 
 
 def test_what_pods_hold_is_shown(sandbox, site):
@@ -172,28 +174,27 @@ def test_what_pods_hold_is_shown(sandbox, site):
     eventually(
         lambda: total() == (2, 12, 6), lambda: f"all nodes and pods are shown, not {total()}"
     )
+    why = explained(site, f"/pods/{sandbox.namespace}/waits?format=json")
     for path in PAGES.values():
         answer = site.ask(path.format(**names))
         assert answer.status == 200, path
-    page = site.ask(f"/pods/{sandbox.namespace}/a?format=json").json()
-    assert (page["row"]["node"], page["row"]["memoryMib"], page["row"]["state"]) == (
-        names["node"],
-        9000,
-        "Running",
-    )
-    why = explained(site, f"/pods/{sandbox.namespace}/waits?format=json")
+
+    def row() -> tuple[str, int, str]:
+        shown = site.ask(f"/pods/{sandbox.namespace}/a?format=json").json()["row"]
+        return shown["node"], shown["memoryMib"], shown["state"]
+
+    eventually(lambda: row() == (names["node"], 9000, "Running"), lambda: f"it runs, not {row()}")
     assert why["unfit"] == 2
     assert "fit none of 2 nodes" in why["message"]
     kinds = {part["kind"] for one in why["suggestions"] for part in one["changes"]}
     assert "FewerDevices" in kinds
-    said = eventually(
-        lambda: site.ask(f"/pods/{sandbox.namespace}/waits?format=json").json()["waits"][
-            "condition"
-        ],
-        "kube-scheduler's words are shown",
-        timeout=30,
-    )
-    assert any(said["message"] in text for text in sandbox.events("waits", "FailedScheduling"))
+
+    def is_said() -> bool:
+        said = site.ask(f"/pods/{sandbox.namespace}/waits?format=json").json()["waits"]["condition"]
+        told = sandbox.events("waits", "FailedScheduling")
+        return bool(said and said["message"]) and any(said["message"] in text for text in told)
+
+    eventually(is_said, "kube-scheduler's words are shown")
 
 
 def test_a_page_is_sent_again_only_when_the_cluster_has_changed(sandbox, site):
@@ -204,14 +205,11 @@ def test_a_page_is_sent_again_only_when_the_cluster_has_changed(sandbox, site):
             site.ask("/", **{"If-None-Match": str(site.ask("/").headers["ETag"])}).status == 304
         ),
         "nothing changes",
-        timeout=30,
     )
     sandbox.create(pod("a", gpu=1, gpumem=1000))
     sandbox.started()
     eventually(
-        lambda: site.ask("/", **{"If-None-Match": etag}).status == 200,
-        "the change is shown",
-        timeout=30,
+        lambda: site.ask("/", **{"If-None-Match": etag}).status == 200, "the change is shown"
     )
 
 
@@ -253,14 +251,13 @@ def test_viewers_see_what_they_may_list(sandbox, guarded, tokens):
             (f"/pods/{other.namespace}/theirs", "own"): 403,
             (f"/namespaces/{other.namespace}", "own"): 403,
         }
-        assert {
-            key: guarded.ask(key[0], tokens.get(key[1], key[1])).status for key in expected
-        } == expected
         eventually(
             lambda: "mine" in guarded.ask(f"/nodes/{node}{own}", tokens["own"]).data.decode(),
             "the pod is shown",
-            timeout=30,
         )
+        assert {
+            key: guarded.ask(key[0], tokens.get(key[1], key[1])).status for key in expected
+        } == expected
         assert "theirs" not in guarded.ask(f"/nodes/{node}{own}", tokens["own"]).data.decode()
         assert "theirs" in guarded.ask(f"/nodes/{node}", tokens["everything"]).data.decode()
 
@@ -330,7 +327,7 @@ def test_a_user_of_one_namespace_sees_that_of_the_cluster(sandbox, local, guarde
     may_open_it(kube, sandbox.namespace)
     with on_this_machine(kubeconfig, local.folder) as site:
         path = f"/pods?namespace={sandbox.namespace}"
-        page = eventually(lambda: answered(site, path), "the page is forwarded", timeout=60)
+        page = eventually(lambda: answered(site, path), "the page is forwarded")
         assert "mine" in page.data.decode()
         assert "/api/v1/" not in page.data.decode()
         assert site.ask("/").status == 403
@@ -368,7 +365,9 @@ def answered(site: Site, path: str) -> urllib3.BaseHTTPResponse | None:
 
 def segments(site: Site, path: str) -> list[Object]:
     """Returns the parts of all cards of a node's page."""
-    return [part for card in site.ask(path).json()["cards"] for part in card["segments"]]
+    answer = site.ask(path)  # 404 until the dashboard has seen the node
+    cards = answer.json()["cards"] if answer.status == 200 else []
+    return [part for card in cards for part in card["segments"]]
 
 
 @pytest.mark.skipif(not own_address(), reason="this machine has no address beside loopback")
@@ -386,7 +385,7 @@ def test_what_pods_really_use_is_shown(sandbox, local, site, monitor_port, tmp_p
         (use,) = eventually(
             lambda: [part["use"] for part in segments(site, page) if part["use"]],
             "the use is shown",
-            timeout=60,
+            timeout=ASKED_AGAIN_S,
         )
         assert (use["memoryMib"], use["computePercent"]) == (700, 33)
         assert "700 MiB, 33% busy" in site.ask(f"/pods/{sandbox.namespace}/a").data.decode()
@@ -408,7 +407,6 @@ def recorded(sandbox: Sandbox) -> str:
     return "\n".join([*lines, f"hami_vgpu_memory_used_bytes{{{part}}} {4 << 30}", ""])
 
 
-@pytest.mark.timeout(400)  # some 35 pages, each judged by axe
 @pytest.mark.skipif(bool(missing()), reason=missing())
 def test_in_a_browser(sandbox, site, monitor_port):
     """Pages at two widths, light and dark; each is accessible and complains about nothing. Pictures are kept."""
@@ -423,7 +421,7 @@ def test_in_a_browser(sandbox, site, monitor_port):
             eventually(
                 lambda: site.ask(f"/nodes/{names['node']}?format=json").json()["use"],
                 "the use is shown",
-                timeout=60,
+                timeout=ASKED_AGAIN_S,
             )
         started = stack.enter_context(browser())
         for width in WIDTHS:
@@ -489,9 +487,7 @@ def test_links_can_be_hit_whatever_their_names(sandbox, site):
 def test_two_hundred_nodes_are_one_page_that_can_be_read(sandbox, site):
     sandbox.add_gpu_nodes({f"n{number}": gpus(8) for number in range(200)})
     eventually(
-        lambda: site.ask("/?format=json").json()["total"]["nodes"] >= 200,
-        "all nodes are shown",
-        timeout=60,
+        lambda: site.ask("/?format=json").json()["total"]["nodes"] >= 200, "all nodes are shown"
     )
     with browser() as started:
         for width, most in ((1400, 6000), (390, 20_000)):
@@ -516,7 +512,7 @@ def follows_the_cluster(started: Any, sandbox: Sandbox, site: Site) -> None:
         assert visit.violations() == []
         sandbox.create(pod("newcomer", gpu=1, gpumem=70_000))
         sandbox.started(wait_for=7)
-        visit.page.get_by_role("link", name="newcomer").wait_for(timeout=30_000)
+        visit.page.get_by_role("link", name="newcomer").wait_for()
         assert row.evaluate("element => element === document.activeElement")
         visit.page.get_by_role("button", name="Pause updates").click()
         assert "paused" in visit.page.locator("#updated").inner_text()

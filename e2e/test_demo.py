@@ -24,7 +24,6 @@ ROOT = Path(__file__).parents[1]
 STEP = re.compile(r" *\d+ s  (.*)")
 LONG_SECONDS = 150
 REAL_NODES = pytest.mark.skipif(bool(missing()), reason=missing())
-pytestmark = pytest.mark.timeout(300)
 
 
 class Demo:

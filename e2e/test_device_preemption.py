@@ -303,9 +303,9 @@ def test_the_next_leader_finishes_an_eviction(two_nodes, scheduler):
         node = sandbox.short(sandbox.pod(victim)["spec"]["nodeName"])
         kill_leader(scheduler, standby)
         sandbox.create_all(of("low", f"waits-{number}", 1000) for number in range(4))
-        sandbox.refusal("waits-0", timeout=90)
+        sandbox.refusal("waits-0")
         release(sandbox, victim)
-        assert node_of(sandbox, "p", timeout=60) == node
+        assert node_of(sandbox, "p") == node
         assert ending(sandbox) == set()
         assert set(sandbox.bound(4)) == {"p"} | HOLDERS - {victim}
 
@@ -347,9 +347,9 @@ def test_a_leader_that_was_suspended_evicts_nobody_else(two_nodes, scheduler):
             scheduler.cluster.components["kube-scheduler"].kill()
             redirect_webhook(scheduler.cluster.kube, scheduler.certificates, standby.port)
             sandbox.create(of("low", "waits", 1000))
-            sandbox.refusal("waits", timeout=90)
+            sandbox.refusal("waits")
         release(sandbox, victim)
-        node_of(sandbox, "p", timeout=60)
+        node_of(sandbox, "p")
         assert ending(sandbox) == set()
         assert set(sandbox.bound(4)) == {"p"} | HOLDERS - {victim}
 
@@ -419,7 +419,7 @@ def test_strict_preemption_violates_no_disruption_budget(full, scheduler):
     scheduler.run_with(preemption="strict")
     try:
         full.create(of("high", "p"))
-        assert node_of(full, "p", timeout=60) == "n0"
+        assert node_of(full, "p") == "n0"
         assert names(full) == {"a", "b", "d", "e", "p"}
     finally:
         scheduler.run_with()

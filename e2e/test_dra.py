@@ -324,7 +324,7 @@ def test_a_pool_may_have_several_slices_which_leave_with_their_node(sandbox):
         "ResourceClaim", lambda found: not found, sandbox.namespace, what="its claim is gone"
     )
     sandbox.remove_node("n0")
-    eventually(lambda: not slices(sandbox), "they are gone", timeout=60)
+    eventually(lambda: not slices(sandbox), "they are gone")
 
 
 @cases("number", ("one card", 1), ("more sets of counters than a slice may have", 9))

@@ -28,7 +28,6 @@ from testing.cases import cases
 from testing.claims import (
     ALLOCATE,
     FIRST,
-    TIMEOUT_S,
     claiming,
     installed,
     missing,
@@ -228,7 +227,7 @@ def claim_of(sandbox: Sandbox, name: str) -> Object:
 
 
 def wait_claims(sandbox: Sandbox, done: Callable[[dict[str, Object]], Any], what: str) -> Any:
-    return sandbox.kube.wait("ResourceClaim", done, sandbox.namespace, what=what, timeout=TIMEOUT_S)
+    return sandbox.kube.wait("ResourceClaim", done, sandbox.namespace, what=what)
 
 
 def manage(sandbox: Sandbox, annotations: Object | None = None, **nodes: tuple[Gpu, ...]) -> None:
@@ -280,12 +279,11 @@ def wait_bound(sandbox: Sandbox, *names: str) -> None:
         lambda pods: all(name in pods and pods[name]["spec"].get("nodeName") for name in names),
         sandbox.namespace,
         what=f"{names} are bound",
-        timeout=TIMEOUT_S,
     )
 
 
 def refusal(sandbox: Sandbox, name: str, containing: str) -> None:
-    sandbox.refusal(name, containing, timeout=TIMEOUT_S)
+    sandbox.refusal(name, containing)
 
 
 def explained(cluster: LocalCluster, sandbox: Sandbox, name: str) -> str:
@@ -391,7 +389,7 @@ def test_what_pods_get_by_claims(sandbox):
             inits=[sidecar(gpu=1, gpumem=300), init(gpu=1, gpumem=5000)],
         ),
     )
-    sandbox.bound(4, timeout=TIMEOUT_S)
+    sandbox.bound(4)
     assert {
         name: amounts(claim_of(sandbox, name)) for name in ("percent", "whole", "two", "several")
     } == {
@@ -547,12 +545,7 @@ def test_no_other_scheduler_allocates_the_claim_of_a_pod_that_waits(sandbox):
     thief["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
     thief["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": name}]
     sandbox.create(thief)
-    sandbox.event(
-        "thief",
-        "FailedScheduling",
-        "only the scheduler creates and allocates claims",
-        timeout=TIMEOUT_S,
-    )
+    sandbox.event("thief", "FailedScheduling", "only the scheduler creates and allocates claims")
     sandbox.delete("user")
     wait_bound(sandbox, "waits")
     assert not sandbox.pod("thief")["spec"].get("nodeName")
@@ -661,7 +654,7 @@ def test_claims_for_mig_instances(sandbox):
         *(pod(f"p{number}", gpu=1, gpumem=19_000, annotations=instances) for number in range(3)),
         pod("two", gpu=2, gpumem=4_000, annotations=instances),
     )
-    sandbox.bound(4, timeout=TIMEOUT_S)
+    sandbox.bound(4)
     profiles = {
         name: [
             device.device.partition("-mig-")[2][:2]
@@ -685,7 +678,7 @@ def test_claims_of_users_never_get_such_cards(sandbox):
         labels={ALLOCATION_MODE: "device-plugin"},
     )
     sandbox.create(claiming(plain, "c"))
-    sandbox.event("user", "FailedScheduling", "cannot allocate all claims", timeout=TIMEOUT_S)
+    sandbox.event("user", "FailedScheduling", "cannot allocate all claims")
     assert place(sandbox, "p") == {"n0/0"}
     assert not sandbox.pod("user")["spec"].get("nodeName")
 
@@ -729,13 +722,12 @@ def test_a_gang_is_placed_together(sandbox):
         lambda events: any(event["reason"] == "FilteringFailed" for event in events.values()),
         sandbox.namespace,
         what="the third one fits no card",
-        timeout=TIMEOUT_S,
     )
     assert not any(
         item["spec"].get("nodeName") for item in sandbox.kube.list("Pod", sandbox.namespace)
     )
     manage(sandbox, n1=gpus(1))
-    assert sorted(sandbox.bound(3, timeout=TIMEOUT_S).values()) == ["n0", "n0", "n1"]
+    assert sorted(sandbox.bound(3).values()) == ["n0", "n0", "n1"]
     sandbox.empty()
     sandbox.kube.call("DELETE", f"{groups}/g")
 
@@ -777,11 +769,7 @@ def held_bindings(sandbox: Sandbox) -> Iterator[None]:
         )
         try:
             silent.setblocking(False)
-            eventually(
-                lambda: is_called(silent, sandbox),
-                "the API server calls the webhook",
-                timeout=TIMEOUT_S,
-            )
+            eventually(lambda: is_called(silent, sandbox), "the API server calls the webhook")
             yield
         finally:
             sandbox.kube.delete("MutatingWebhookConfiguration", HELD)
@@ -829,14 +817,14 @@ def test_the_scheduler_is_killed_between_claim_and_binding(sandbox, replica, els
             "Node", name_of(sandbox.node("n0")), {"spec": {"unschedulable": True}}
         )
     replica.start()
-    assert sandbox.bound(1, timeout=TIMEOUT_S) == {"p": "n1" if elsewhere else "n0"}
+    assert sandbox.bound(1) == {"p": "n1" if elsewhere else "n0"}
     assert len(sandbox.kube.list("ResourceClaim", sandbox.namespace)) == 1
 
 
 def test_the_scheduler_is_killed_while_pods_are_placed(sandbox, replica):
     manage(sandbox, **{f"n{number}": gpus(4) for number in range(4)})
     sandbox.create_all(pod(f"p{number}", gpu=1, gpumem=8000, gpucores=10) for number in range(60))
-    sandbox.bound(10, timeout=TIMEOUT_S)
+    sandbox.bound(10)
     replica.kill()
     replica.start()
-    sandbox.bound(60, timeout=TIMEOUT_S)
+    sandbox.bound(60)

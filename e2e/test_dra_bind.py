@@ -69,11 +69,7 @@ def cluster() -> Iterator[LocalCluster]:
             started.kube.apply_yaml(file.read_text(), "kube-system")
         for item in component():
             started.kube.apply(item)
-        eventually(
-            lambda: forged_is_refused(started.kube),
-            "the API server applies the policies",
-            timeout=30,
-        )
+        eventually(lambda: forged_is_refused(started.kube), "the API server applies the policies")
         yield started
         started.kube.close()
 
@@ -101,7 +97,6 @@ def audited(sandbox: Sandbox) -> Iterator[None]:
         "ResourceClaim",
         lambda claims: not claims,
         sandbox.namespace,
-        timeout=60,
         what="no claim is left",
     )
 

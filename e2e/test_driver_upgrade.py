@@ -49,7 +49,7 @@ def wait_there(sandbox: Sandbox, count: int, what: str) -> None:
         staying = [item for item in pods.values() if "deletionTimestamp" not in item["metadata"]]
         return len(staying) == count
 
-    sandbox.kube.wait("Pod", judged, sandbox.namespace, what=f"{count} pods: {what}", timeout=60)
+    sandbox.kube.wait("Pod", judged, sandbox.namespace, what=f"{count} pods: {what}")
 
 
 def test_the_daemons_leave_while_the_driver_is_replaced(sandbox: Sandbox, daemon: str) -> None:

@@ -53,7 +53,7 @@ def test_the_scheduler_is_killed_repeatedly(sandbox, scheduler):
     ten_nodes(sandbox)
     creation = submit(sandbox, crowd(100))
     for bound in (10, 30, 50, 70):
-        sandbox.bound(wait_for=bound, timeout=60)
+        sandbox.bound(wait_for=bound)
         scheduler.kill()
         scheduler.run_with(leader_elect="false")
     creation.join()
@@ -123,7 +123,7 @@ def test_etcd_is_restored_from_a_backup(sandbox, local, scheduler, round):
     sandbox.create_all(
         [pod(f"after-{number}", scheduler="hami-scheduler", **whole) for number in range(2)]
     )
-    bound = sandbox.started(wait_for=2, timeout=60)
+    bound = sandbox.started(wait_for=2)
     assert "before" in bound
     assert len(bound) == 2
     assert scheduler.program.running()
@@ -139,7 +139,7 @@ def test_the_plugins_pause_and_continue(sandbox, agent):
     sandbox.create_all(crowd(20))
     sandbox.bound(wait_for=1)
     agent.resume()
-    assert len(sandbox.started(wait_for=20, timeout=60)) == 20
+    assert len(sandbox.started(wait_for=20)) == 20
 
 
 @pytest.fixture

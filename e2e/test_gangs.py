@@ -268,7 +268,7 @@ def test_a_gang_of_higher_priority_gets_what_others_leave_or_nobody_ends(kube, f
 def test_a_gang_gets_as_many_cards_as_it_needs_and_then_those_that_are_left(kube, full):
     """It needs three, and of its other pods only one finds a pod of lower priority."""
     names = create_gang(kube, "small", 6, priority="mid", least=3)
-    eventually(lambda: len(names & bound(kube)) == 4, "four pods of the gang are bound", timeout=30)
+    eventually(lambda: len(names & bound(kube)) == 4, "four pods of the gang are bound")
     assert bound(kube) - names == full
 
 
@@ -397,5 +397,5 @@ def test_the_next_leader_ends_the_rest_of_a_gang_or_spares_it(kube, replica, fou
         in_order = mark(kube, gang, "uid-of-a-pod-that-is-gone")
         for name in in_order[:deleted]:
             kube.delete("Pod", name, "default", grace_seconds=0)
-        eventually(lambda: not marked(kube), "nobody is about to end", timeout=90)
+        eventually(lambda: not marked(kube), "nobody is about to end")
         assert bound(kube) == four_cards | (set() if deleted else gang)

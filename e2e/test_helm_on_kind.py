@@ -30,7 +30,7 @@ from testing.takeover import (
     remove,
 )
 
-pytestmark = [pytest.mark.kind, pytest.mark.installation, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kind, pytest.mark.installation]
 Object = dict[str, Any]
 NODE_PORT = 31998
 """Of the webhook, by default of HAMi's chart."""
@@ -143,7 +143,6 @@ def test_a_release_of_hami_is_replaced_under_running_pods(bare_kind, nodes, helm
             "Pod",
             lambda pods: all(is_running(pods[name]) for name in names),
             "default",
-            timeout=90,
             what=f"{', '.join(sorted(names))} run",
         )
 

@@ -100,7 +100,6 @@ def pods_of_users(cluster: LocalCluster) -> Iterator[None]:
     kube.delete("Secret", SECRET, NAMESPACE)
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(("version", "client_side"), [("2.4.0", True), ("2.10.0", False)])
 def test_a_release_of_hami_is_replaced_and_brought_back(
     cluster, helm, webhook, pods_of_users, tmp_path, version, client_side
@@ -288,7 +287,6 @@ def test_the_token_of_the_extender_is_replaced_as_documented(cluster, helm, rele
     eventually(
         lambda: status(stolen) == 401,
         "the API server has forgotten the earlier one",
-        timeout=60,
         interval=1,
     )
 

@@ -68,7 +68,6 @@ def fronted(tmp_path: Path) -> Iterator[LocalCluster]:
             eventually(
                 lambda: is_available(kube),
                 lambda: f"the API server reaches the group: {conditions(kube)}",
-                timeout=60,
             )
             yield cluster
 
@@ -128,7 +127,6 @@ def test_a_user_of_one_namespace_learns_why_a_pod_waits(fronted: LocalCluster, t
         answer = eventually(
             lambda: next((one for one in [explain("waits")] if one.status == 0), None),
             "the right of the role view has arrived",
-            timeout=60,
         )
         assert "fits none of 1 node" in answer.text
         document = explain("waits", "-o", "json").document

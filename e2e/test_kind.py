@@ -22,7 +22,7 @@ from testing.sandbox import Sandbox
 from testing.scheduler import EXTENDER, lease_holder
 from testing.shown import limits, seen, shower
 
-pytestmark = [pytest.mark.kind, pytest.mark.installation, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kind, pytest.mark.installation]
 Object = dict[str, Any]
 RESOURCE = "nvidia.com/gpu"
 HOOK = "/usr/local"
@@ -118,7 +118,6 @@ class Arrivals:
             "Pod",
             lambda found: all(found[name]["spec"].get("nodeName") for name in self.names),
             self._sandbox.namespace,
-            timeout=90,
             what="all pods that arrived are bound",
         )
         assert started
@@ -138,7 +137,7 @@ def test_a_pod_runs_right_after_the_installation(on_kind):
     names = {item["metadata"]["name"] for item in on_kind.pods_of(SCHEDULER)}
     assert holders(on_kind.kube) <= names
     for worker in on_kind.workers:
-        worker.wait_allocatable(RESOURCE, CARDS * SLOTS, timeout=60)
+        worker.wait_allocatable(RESOURCE, CARDS * SLOTS)
     webhook = on_kind.kube.get("MutatingWebhookConfiguration", "hami-webhook")
     assert all(entry["clientConfig"].get("caBundle") for entry in webhook["webhooks"])
     ended = [
@@ -260,7 +259,7 @@ def test_the_webhook_is_unavailable_and_returns(on_kind, sandbox, worker):
     finally:
         set_failure_policy(on_kind.kube, "Ignore")
         on_kind.scale(2)
-    assert "webhook" in sandbox.event("missed", "NotAdmitted", timeout=60)
+    assert "webhook" in sandbox.event("missed", "NotAdmitted")
     sandbox.create(show("b", gpu=1, gpumem=2000))
     assert sandbox.running("a", "b", timeout=120)[:1] == before
     assert limits(sandbox, worker, "b") == [("2000m", "0")]
@@ -277,7 +276,7 @@ def test_uninstall_and_install_again(on_kind, sandbox, worker):
         on_kind.install()
     worker.wait_allocatable(RESOURCE, CARDS * SLOTS, timeout=120)
     sandbox.create(show("b", gpu=1, gpumem=30_000))
-    assert sandbox.refusal("b", "too little free memory", timeout=60)
+    assert sandbox.refusal("b", "too little free memory")
     sandbox.create(show("c", gpu=1, gpumem=20_000))
     assert sandbox.running("a", "c", timeout=120)[:1] == before
     assert allocated(sandbox, "a") == held
@@ -376,7 +375,7 @@ def test_takeover_from_hami_and_return(on_kind, sandbox, agent):
                 )
                 assert not sandbox.pod("c")["spec"].get("nodeName"), "placed although HAMi leads"
                 hami.leave()
-                assert sandbox.started(wait_for=3, timeout=90)["c"] == "json"
+                assert sandbox.started(wait_for=3)["c"] == "json"
                 assert sandbox.refusal("d", "too little free memory")
         assert allocated(sandbox, "a", "b") == held
         assert audit.parse(allocated(sandbox, "c")["c"])[0][0].memory == 15_000

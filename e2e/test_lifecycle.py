@@ -23,7 +23,6 @@ def test_a_job_of_forty_pods_on_one_node(sandbox):
         "Job",
         lambda jobs: jobs["train"]["status"].get("succeeded") == 40,
         sandbox.namespace,
-        timeout=90,
         what="40 pods have run",
     )
     pods = sandbox.kube.list("Pod", sandbox.namespace)
@@ -41,7 +40,7 @@ def test_binds_to_one_node_are_queued(sandbox, agent):
     agent.delay = 0.3
     sandbox.add_gpu_node("n0", *gpus(2))
     sandbox.create_all([pod(f"p{number}", gpu=1, gpumem=8000) for number in range(10)], clients=1)
-    assert len(sandbox.started(timeout=60)) == 10
+    assert len(sandbox.started()) == 10
     assert [
         message for number in range(10) for message in sandbox.events(f"p{number}", "BindingFailed")
     ] == []
@@ -78,7 +77,7 @@ def test_cards_that_appear_are_used(sandbox):
     sandbox.create(pod("a", gpu=2, gpumem=6000))
     sandbox.refusal("a")
     sandbox.register("n0", gpu(memory_mib=8000), gpu(memory_mib=8000))
-    assert sandbox.started(timeout=60) == {"a": "n0"}
+    assert sandbox.started() == {"a": "n0"}
 
 
 def test_an_unhealthy_card_gets_no_more_pods(sandbox):
@@ -191,7 +190,6 @@ def test_the_lock_of_a_dead_plugin_expires(sandbox, agent, mishap):
         "Pod",
         lambda pods: pods["next"]["metadata"].get("annotations", {}).get(PHASE) == "success",
         sandbox.namespace,
-        timeout=60,
         what="the next pod has its devices",
     )
     expected = "success" if mishap is Mishap.DIES_UNLOCKED else "failed"

@@ -15,7 +15,7 @@ from hami.model import Pod
 from hami.state.moves import MovePlan, MoveSearch
 from testing.accounts import account, binding, permitted, refused, wait_permitted
 from testing.cluster import MANIFESTS
-from testing.eventually import eventually
+from testing.eventually import PATIENCE_S, eventually
 from testing.fragmented import CARD, blocked_pod, fragmented
 from testing.kube import path_of
 from testing.nodes import LOCK_FREE, gpu
@@ -105,7 +105,7 @@ class Scene:
         patch = {"metadata": {"labels": {MAKE_ROOM: str(moves)}}}
         self.kube.merge_patch("Pod", "p", patch, self.namespace)
 
-    def wait_placed(self, timeout: float = 60) -> None:
+    def wait_placed(self, timeout: float = PATIENCE_S) -> None:
         """Waits until all pods are bound, but for one for which nothing is left."""
 
         def placed(pods: dict[str, Object]) -> bool:

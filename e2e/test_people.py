@@ -52,10 +52,19 @@ def shared(sandbox):
     )
     sandbox.started()
     sandbox.create(pod("large", gpu=1, gpumem=90_000))
-    sandbox.event(
-        "large", "FailedScheduling", timeout=40
-    )  # kube-scheduler's own, which it writes when it has time
+    sandbox.event("large", "FailedScheduling")
+    sandbox.kube.wait(
+        "Pod", is_told, sandbox.namespace, what="kwok and kube-scheduler have written all statuses"
+    )
     return sandbox
+
+
+def is_told(pods):
+    """Reports whether kwok runs the two pods, and kube-scheduler has written the condition of the one that waits."""
+    told = pods["large"]["status"].get("conditions") or []
+    return any(condition.get("reason") == "Unschedulable" for condition in told) and all(
+        pods[name]["status"]["phase"] == "Running" for name in ("a", "b")
+    )
 
 
 def manifest(*names, **asked):
@@ -191,7 +200,6 @@ def test_a_running_pod_is_resized(ask, sandbox):
             "Pod",
             lambda pods: pods["a"]["metadata"]["annotations"].get(RESIZED),
             sandbox.namespace,
-            timeout=50,
             what="the new size is booked",
         )
         sandbox.kube.merge_patch(

@@ -95,7 +95,7 @@ def test_the_next_leader_evicts_nobody_until_a_card_is_free(sandbox, scheduler, 
         sandbox.create(wants())
         sandbox.event("wants", "FailedScheduling", "no candidate node")
         kill_leader(scheduler, standby)
-        eventually(lambda: vetoes(standby), "the next leader has vetoed an eviction", timeout=60)
+        eventually(lambda: vetoes(standby), "the next leader has vetoed an eviction")
         assert uids(sandbox) == before
         assert preempted(sandbox) == set()
         sandbox.delete("holds-gpu-0")

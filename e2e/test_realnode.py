@@ -19,7 +19,6 @@ from testing.reaper import control_groups, processes_of
 
 pytestmark = pytest.mark.kind
 Object = dict[str, Any]
-ENDED_SECONDS = 20
 ELSEWHERE = (
     ""
     if not {"HAMI_E2E_KIND", "HAMI_E2E_KUBECONFIG"} & os.environ.keys()
@@ -73,7 +72,5 @@ def test_nothing_outlives_the_run(number):
         assert all(left_of(folder))
         run.send_signal(number)
     eventually(
-        lambda: left_of(folder) == ([], [], False),
-        lambda: f"nothing is left: {left_of(folder)}",
-        timeout=ENDED_SECONDS,
+        lambda: left_of(folder) == ([], [], False), lambda: f"nothing is left: {left_of(folder)}"
     )

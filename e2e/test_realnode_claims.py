@@ -33,7 +33,7 @@ from testing.scheduler import Certificates, Scheduler
 from testing.shown import seen, shower, showing
 from testing.yaml_text import read_documents
 
-pytestmark = [pytest.mark.since(*FIRST), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.since(*FIRST)
 Object = dict[str, Any]
 FIRST_CARD, SECOND_CARD = cards(2)
 
@@ -179,7 +179,6 @@ def test_claims_go_with_their_pods(sandbox, real, driver):
     eventually(
         lambda: sandbox.kube.find("ResourceClaim", name, sandbox.namespace) is None,
         "the claim is gone",
-        timeout=60,
     )
 
 
@@ -229,9 +228,7 @@ def test_containers_get_the_mig_instances_that_the_scheduler_has_placed(sandbox,
             == f"{device_name(FIRST_CARD.uuid)}-mig-{profile.replace('.', '-')}-{start}"
         )
     emptied(sandbox, real)
-    eventually(
-        lambda: not instances(real), lambda: f"no instance is left: {instances(real)}", timeout=60
-    )
+    eventually(lambda: not instances(real), lambda: f"no instance is left: {instances(real)}")
 
 
 def test_the_allocator_cannot_change_while_pods_have_claims(sandbox, real, driver):
@@ -252,7 +249,6 @@ def test_the_allocator_cannot_change_while_pods_have_claims(sandbox, real, drive
     eventually(
         lambda: "kube-scheduler cannot allocate the claims of the node yet" in driver.log(),
         lambda: f"it is refused: {driver.log()[-2000:]}",
-        timeout=30,
     )
     driver.stop()
     managed(driver)

@@ -67,7 +67,7 @@ def driver(component: None, sandbox: Sandbox, real: RealNode) -> Iterator[Device
 def started(plugin: DevicePlugin, **flags: str) -> DevicePlugin:
     """Starts it, and waits until it is ready."""
     plugin.start(**flags).wait_registered()
-    eventually(lambda: state(plugin)[0] == 200, lambda: f"ready: {state(plugin)}", timeout=30)
+    eventually(lambda: state(plugin)[0] == 200, lambda: f"ready: {state(plugin)}")
     return plugin
 
 
@@ -250,7 +250,7 @@ def test_pods_go_on_and_wait_while_the_driver_is_down(sandbox, real, driver):
     restarted(sandbox, "a", kill_container(sandbox, real, "a"))
     assert views(sandbox, real, "a", 2) == ["1000m"] * 2
     create(sandbox, "b", 2000)
-    sandbox.event("b", "FailedPrepareDynamicResources", timeout=60)
+    sandbox.event("b", "FailedPrepareDynamicResources")
     started(driver)
     running(sandbox, "b")
     assert seen(sandbox, real, "b").limit[1] == "2000m"
@@ -266,15 +266,11 @@ def test_slices_come_back(sandbox, real, driver):
         )
 
     sandbox.kube.delete("ResourceSlice", item["metadata"]["name"])
-    sandbox.kube.wait(
-        "ResourceSlice", is_back, what="the slice that somebody deleted is back", timeout=30
-    )
+    sandbox.kube.wait("ResourceSlice", is_back, what="the slice that somebody deleted is back")
     (item,) = slices(sandbox.kube)
     real.kill_kubelet()
     real.start_kubelet()
-    sandbox.kube.wait(
-        "ResourceSlice", is_back, what="the slice that the kubelet deleted is back", timeout=60
-    )
+    sandbox.kube.wait("ResourceSlice", is_back, what="the slice that the kubelet deleted is back")
     create(sandbox, "a", 1000)
     running(sandbox, "a")
 
@@ -291,7 +287,7 @@ def test_the_node_reboots(sandbox, real, driver):
     real.reboot()
     driver.start()
     for name in memory:
-        restarted(sandbox, name, 0, timeout=90)
+        restarted(sandbox, name, 0)
     assert [views(sandbox, real, name, 2) for name in memory] == [["1000m"] * 2, ["2000m"] * 2]
     assert specifications(real) == before
     emptied(sandbox, real)
@@ -316,7 +312,6 @@ def test_a_pod_is_deleted_by_force(sandbox, real, driver):
     eventually(
         lambda: prepared not in specifications(real),
         lambda: f"{prepared} is gone: {specifications(real)}",
-        timeout=60,
     )
 
 
@@ -385,11 +380,7 @@ def test_instances_are_made_for_claims_and_go_with_them(sandbox, real, driver):
         ]
         assert found == ("3g.40gb", 0)
         emptied(sandbox, real)
-        eventually(
-            lambda: not instances(real),
-            lambda: f"no instance is left: {instances(real)}",
-            timeout=60,
-        )
+        eventually(lambda: not instances(real), lambda: f"no instance is left: {instances(real)}")
     finally:
         successor.close()
 
@@ -406,7 +397,7 @@ def test_a_node_with_instances_reboots(sandbox, real, driver):
     real.reboot()
     driver.start(operating_mode="mig")
     for name in ("a", "b"):
-        restarted(sandbox, name, 0, timeout=90)
+        restarted(sandbox, name, 0)
     after = instances(real)
     assert sorted(after.values()) == sorted(before.values()) == [("3g.40gb", 0), ("3g.40gb", 4)]
     for uuid in after:
@@ -424,9 +415,7 @@ def test_a_claim_that_cannot_be_prepared_is_tried_again(sandbox, real, driver):
     library = real.path(HOOK) / "vgpu" / "libvgpu.so"
     library.unlink()
     create(sandbox, "a", 1000)
-    assert "the limiter is not installed" in sandbox.event(
-        "a", "FailedPrepareDynamicResources", timeout=60
-    )
+    assert "the limiter is not installed" in sandbox.event("a", "FailedPrepareDynamicResources")
     driver.install_limiter(b"the limiter\n")
     running(sandbox, "a")
 
@@ -437,7 +426,7 @@ def test_containers_share_all_of_their_requests_or_none(sandbox, real, driver):
     item["spec"]["containers"][0]["resources"]["claims"] = [{"name": "gpu"}]
     sandbox.create(item)
     assert "containers left and right of pod a both use request right" in sandbox.event(
-        "a", "FailedPrepareDynamicResources", timeout=60
+        "a", "FailedPrepareDynamicResources"
     )
     why = sandbox.event("a", "DeviceGone", timeout=250)  # the kubelet asks every 80 s
     assert "both use request right" in why
@@ -461,7 +450,7 @@ def test_strict_mode_holds_for_claims_of_users(sandbox, real, driver):
         )
         sandbox.create(item)
     assert "container main: env LD_PRELOAD=/x.so is not permitted in strict mode" in sandbox.event(
-        "lifts", "FailedPrepareDynamicResources", timeout=60
+        "lifts", "FailedPrepareDynamicResources"
     )
     running(sandbox, "hidden")
     assert seen(sandbox, real, "hidden").limit == (FIRST.uuid, "1000m", "0")
@@ -524,7 +513,7 @@ def test_nobody_gets_more_than_a_card_has(sandbox, real, driver):
             "target": {"kind": "Node", "name": real.name},
         },
     )
-    message = sandbox.event("b", "FailedPrepareDynamicResources", "MiB of memory", timeout=60)
+    message = sandbox.event("b", "FailedPrepareDynamicResources", "MiB of memory")
     held = claim_of(sandbox, "a")["metadata"]["name"]
     assert f"{sandbox.namespace}/forged needs 2000 MiB" in message
     assert f"{sandbox.namespace}/{held} has" in message
@@ -541,7 +530,7 @@ def test_a_device_that_becomes_unhealthy(sandbox, real, driver):
         )
         return "Unhealthy" in text and "it is lost" in text
 
-    sandbox.kube.wait("Pod", is_unhealthy, sandbox.namespace, what="the pod says so", timeout=60)
+    sandbox.kube.wait("Pod", is_unhealthy, sandbox.namespace, what="the pod says so")
     sandbox.event("a", "GpuUnhealthy", "it is lost")
     assert FIRST.uuid in real.node()["metadata"]["annotations"]["hami.io/device-health"]
     create(sandbox, "b", 1000)
@@ -558,7 +547,6 @@ def test_the_allocation_mode_cannot_change_while_pods_have_devices(sandbox, real
         eventually(
             lambda: "the allocation mode of the node cannot be" in state(driver)[1],
             lambda: str(state(driver)),
-            timeout=30,
         )
         status, reason = state(driver)
         assert status == 503
@@ -575,7 +563,6 @@ def test_the_allocation_mode_cannot_change_while_pods_have_devices(sandbox, real
         "default",
         what="an event of the node",
         fieldSelector=f"involvedObject.name={real.name}",
-        timeout=30,
     )
     driver.stop()
     started(driver)
@@ -592,7 +579,7 @@ def test_the_allocation_mode_cannot_change_while_pods_have_devices(sandbox, real
     driver.start(allocation_mode="auto")
     closed("device-plugin", f"{sandbox.namespace}/b")
     sandbox.delete("b")
-    eventually(lambda: state(driver)[0] == 200, lambda: f"ready: {state(driver)}", timeout=60)
+    eventually(lambda: state(driver)[0] == 200, lambda: f"ready: {state(driver)}")
     real.kube.merge_patch("Node", real.name, {"metadata": {"labels": {ALLOCATION_MODE: None}}})
 
 
@@ -608,7 +595,7 @@ def test_the_cards_of_a_node_have_different_allocation_modes(sandbox, real, driv
         return driver.start(allocation_mode="device-plugin", node_config_file=str(file))
 
     divided(SECOND.uuid).wait_offered(SLOTS)
-    eventually(lambda: state(driver)[0] == 200, lambda: f"ready: {state(driver)}", timeout=30)
+    eventually(lambda: state(driver)[0] == 200, lambda: f"ready: {state(driver)}")
     assert [
         [device["name"] for device in item["spec"]["devices"]] for item in slices(real.kube)
     ] == [[device_name(SECOND.uuid)]]
@@ -640,7 +627,6 @@ def test_the_cards_of_a_node_have_different_allocation_modes(sandbox, real, driv
             in state(driver)[1]
         ),
         lambda: str(state(driver)),
-        timeout=30,
     )
     sandbox.delete("by-plugin")
     divided(FIRST.uuid)
@@ -650,7 +636,6 @@ def test_the_cards_of_a_node_have_different_allocation_modes(sandbox, real, driv
             in state(driver)[1]
         ),
         lambda: str(state(driver)),
-        timeout=30,
     )
     driver.stop()
     started(driver)

@@ -13,12 +13,13 @@ import pytest
 from testing.device_health import condition, health_of, told
 from testing.device_plugin import HOOK, RESOURCE, SLOTS, DevicePlugin, cards
 from testing.driver_root import DriverRoot, compile_nvml
+from testing.nodes import REGISTER
 from testing.placing import Part, place
 from testing.realnode import RealNode
 from testing.sandbox import Sandbox
 from testing.shown import shower
 
-pytestmark = [pytest.mark.kind, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.kind
 Object = dict[str, Any]
 VERSION = "570.1"
 FOUR = cards(4)
@@ -61,7 +62,7 @@ def wait_health(sandbox: Sandbox, **expected: str) -> None:
     def is_so(pods: dict[str, Object]) -> bool:
         return all(health_of(pods[name]) == [health] for name, health in expected.items())
 
-    sandbox.kube.wait("Pod", is_so, sandbox.namespace, what=f"the pods say {expected}", timeout=60)
+    sandbox.kube.wait("Pod", is_so, sandbox.namespace, what=f"the pods say {expected}")
 
 
 def events(sandbox: Sandbox, reason: str) -> set[str]:
@@ -174,7 +175,7 @@ def test_the_status_of_each_pod_of_a_burst_has_the_health_of_its_card(
     assert events(sandbox, "GpuUnhealthy") == unhealthy
     sandbox.delete("p00")
     place(sandbox, real, shower(HOOK, "more", gpu=1, gpumem=1000), [Part(given["p00"], 1000)])
-    sandbox.running("more", timeout=60)
+    sandbox.running("more")
     del given["p00"]
     four.set_health(SECOND.uuid, True)
     wait_health(sandbox, **dict.fromkeys(given, "Healthy"))
@@ -190,3 +191,6 @@ def test_a_card_that_is_no_longer_listed_is_unhealthy(
     sandbox.event("a", "GpuUnhealthy", "no longer listed by the driver")
     mocked.insert(FIRST, SECOND)
     wait_health(sandbox, a="Healthy")
+    real.wait_node(
+        lambda node: SECOND.uuid in node["metadata"]["annotations"][REGISTER], what="registers it"
+    )

@@ -93,7 +93,7 @@ def test_metrics_are_what_two_pods_on_one_card_have_allocated(sandbox, gpu, moni
     assert CARDS[0].uuid in monitor.once()
     for name in used:
         sandbox.delete(name)
-    eventually(lambda: used_now() == {}, monitor.log, timeout=60)
+    eventually(lambda: used_now() == {}, monitor.log)
 
 
 def test_a_pod_of_higher_priority_blocks_the_other_and_lets_go(sandbox, real, gpu, monitor):

@@ -140,7 +140,6 @@ class Reader:
             self.node.ctr("images", "tag", IMAGE, f"docker.io/{image}")
 
 
-@pytest.mark.timeout(400)
 def test_the_quickstart_with_the_gpu_operator(real_node, helm, tmp_path):
     kube, reader = real_node.kube, Reader(real_node, helm, tmp_path)
     try:

@@ -116,7 +116,7 @@ def test_a_plugin_and_a_monitor_that_come_back_finish_what_was_booked(sandbox, g
     answered(sandbox, "grows", texts["grows"], "Applied")
     grows.takes(2000)
     eventually(lambda: f"memory={1000 * MIB}" in shrinks.limits(), shrinks.limits)
-    sandbox.event("shrinks", "ResizePending", "monitor", timeout=60)
+    sandbox.event("shrinks", "ResizePending", "monitor")
     answered(sandbox, "shrinks", texts["shrinks"], "Booked")
     monitor = Monitor(real)
     monitor.start()
@@ -143,7 +143,6 @@ def test_two_elastic_pods_share_a_card_and_use_more_of_it_alone(sandbox, gpu, mo
         eventually(
             lambda: all(least <= share <= most for share in measured_shares(tenants, 2)),
             f"they use {least} to {most} percent",
-            timeout=60,
         )
 
     first = started("a", 100)

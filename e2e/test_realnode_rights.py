@@ -9,7 +9,7 @@ import pytest
 
 from testing.cluster import LocalCluster
 from testing.device_plugin import DevicePlugin, cards
-from testing.eventually import WaitTimeout, eventually
+from testing.eventually import PATIENCE_S, WaitTimeout, eventually
 from testing.placing import LOCK, Part, place_as_upstream
 from testing.pods import container, pod
 from testing.realnode import RealNode
@@ -90,7 +90,7 @@ def write_lock(real: RealNode, text: str | None) -> None:
 
 
 def wait_for_use(
-    rights: set[Right], local: LocalCluster, account: str, timeout: float = 20
+    rights: set[Right], local: LocalCluster, account: str, timeout: float = PATIENCE_S
 ) -> list[Call]:
     """Returns the account's calls once they have used all *rights*, or after *timeout*: events are written late."""
     with contextlib.suppress(WaitTimeout):  # the test reports the unused rights

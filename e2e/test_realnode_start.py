@@ -41,7 +41,6 @@ Object = dict[str, Any]
 FIRST, SECOND = cards(2)
 CDI = "/run/cdi"
 OURS = "hami.io-container-*.json"
-RETRIED_SECONDS = 40  # the kubelet repeats a failed start after ten to fifteen seconds
 LATE_S = 15.0
 WAITS = "none has registered such devices"
 PLACES = "hami.io/vgpu-mig-allocations"
@@ -53,7 +52,7 @@ def annotations(item: Object) -> dict[str, str]:
 
 def refusal(sandbox: Sandbox, name: str, containing: str) -> str:
     """Waits until the kubelet says why the container does not start; the pod must not fail."""
-    message = sandbox.event(name, "Failed", containing, timeout=RETRIED_SECONDS)
+    message = sandbox.event(name, "Failed", containing)
     assert "PreStartContainer" in message
 
     def waits(pods: dict[str, Object]) -> bool:
@@ -128,7 +127,7 @@ def test_forty_pods_at_once_get_their_own_name_card_and_limits(sandbox, real, pl
             shower(HOOK, name, gpu=1, gpumem=part.memory_mib, gpucores=part.cores),
             [part],
         )
-    sandbox.running(*names, timeout=150)
+    sandbox.running(*names, timeout=300)
     views = [seen(sandbox, real, name) for name in names]
     assert [view.limit for view in views] == [
         (part.card, f"{part.memory_mib}m", str(part.cores)) for part in wanted
@@ -261,9 +260,9 @@ def test_a_container_waits_for_a_plugin_that_is_down(sandbox, real, plugin):
     sandbox.running("a")
     plugin.kill()
     before = kill_container(sandbox, real, "a")
-    assert "PreStartContainer" in sandbox.event("a", "Failed", "stopped", timeout=RETRIED_SECONDS)
+    assert "PreStartContainer" in sandbox.event("a", "Failed", "stopped")
     plugin.start()
-    restarted(sandbox, "a", before, timeout=90)
+    restarted(sandbox, "a", before)
     assert views(sandbox, real, "a", 2) == ["1000m"] * 2
 
 
@@ -320,7 +319,7 @@ def ended(name, after):
 def replicas(sandbox, plugin):
     """The names of two pods of a ReplicaSet."""
     sandbox.create(replica_set("r", shower(HOOK, "r", gpu=1, gpumem=2000), count=2))
-    yield set(sandbox.started(wait_for=2, timeout=60))
+    yield set(sandbox.started(wait_for=2))
     sandbox.kube.delete("ReplicaSet", "r", sandbox.namespace)
 
 
@@ -339,7 +338,6 @@ def rejected(pods):
     return found
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("is_late", [False, True], ids=["soon", "much later"])
 def test_the_node_reboots(sandbox, real, plugin, replicas, is_late):
     """The kubelet rejects all pods of which a container has had devices, also an init container that has ended. What
@@ -351,14 +349,13 @@ def test_the_node_reboots(sandbox, real, plugin, replicas, is_late):
         "ended-alone": ended("ended-alone", container()),
     }
     sandbox.create(*bare.values())
-    sandbox.running(*bare, timeout=90)
+    sandbox.running(*bare)
     plugin.kill()
     real.reboot()
     sandbox.kube.wait(
         "Pod",
         lambda pods: rejected(pods) == {*bare, *replicas} and len(pods) == len(bare) + 4,
         sandbox.namespace,
-        timeout=90,
         what="all pods are rejected, and two replacements wait",
     )
     one, other = set(pods_of(sandbox)) - {*bare, *replicas}
@@ -371,12 +368,11 @@ def test_the_node_reboots(sandbox, real, plugin, replicas, is_late):
         time.sleep(LATE_S)
     assert rejected(pods_of(sandbox)) == {*bare, *replicas}
     plugin.start().wait_offered(2 * SLOTS)
-    sandbox.running(one, other, *(["new"] if is_late else []), timeout=90)
+    sandbox.running(one, other, *(["new"] if is_late else []))
     sandbox.kube.wait(
         "Pod",
         lambda pods: rejected(pods) == set(bare) and not replicas & set(pods),
         sandbox.namespace,
-        timeout=60,
         what="the rejected pods of the ReplicaSet are gone, and no other",
     )
     for name in bare:
@@ -390,7 +386,7 @@ def test_the_kubelet_is_restarted_after_an_init_container_with_a_device(
 ):
     """Kubernetes ends such a pod while the plugin is away, though its other containers hold no device."""
     sandbox.create(ended("a", container()))
-    before = sandbox.running("a", timeout=90)
+    before = sandbox.running("a")
     if is_away:
         plugin.kill()
     real.kill_kubelet()
@@ -401,10 +397,9 @@ def test_the_kubelet_is_restarted_after_an_init_container_with_a_device(
             "Pod",
             lambda pods: rejected(pods) == {"a"},
             sandbox.namespace,
-            timeout=60,
             what="the kubelet has ended the pod",
         )
-        assert "or with a claim" in sandbox.event("a", "DevicesNotReady", timeout=40)
+        assert "or with a claim" in sandbox.event("a", "DevicesNotReady")
         plugin.start()
     else:
         assert sandbox.running("a") == before
@@ -470,7 +465,7 @@ def test_a_card_is_unhealthy_before_the_start(sandbox, real, plugin):
     release(sandbox, real, "a")
     refusal(sandbox, "a", f"{FIRST.uuid}, which is unhealthy: XID 79")
     plugin.set_health(FIRST.uuid, True)
-    sandbox.running("a", timeout=RETRIED_SECONDS)
+    sandbox.running("a")
     assert limits(sandbox, real, "a") == [("1000m", "0")]
 
 
@@ -512,7 +507,7 @@ def test_the_folder_is_read_only(sandbox, real, plugin):
     with read_only(real, CDI):
         release(sandbox, real, "a")
         refusal(sandbox, "a", "Read-only file system")
-    sandbox.running("a", timeout=RETRIED_SECONDS)
+    sandbox.running("a")
     assert limits(sandbox, real, "a") == [("1000m", "0")]
 
 
@@ -543,7 +538,7 @@ def test_other_specifications_are_in_the_folder(sandbox, real, plugin):
         names = [f"p{number}" for number in range(10)]
         for number, name in enumerate(names):
             one(sandbox, real, name, 1000 + number)
-        sandbox.running(*names, timeout=90)
+        sandbox.running(*names)
         assert limits(sandbox, real, *names) == [(f"{1000 + number}m", "0") for number in range(10)]
         assert all(path.exists() for path in foreign)
     finally:

@@ -36,7 +36,6 @@ def earlier(local: LocalCluster) -> Revision:
     return unpack(local.folder / "earlier")
 
 
-@pytest.mark.timeout(400)
 @cases("is_rollback", ("upgrade", False), ("rollback", True))
 def test_each_serves_what_the_other_has_begun(local, real_node, earlier, is_rollback):
     """The device plugin is replaced under running pods, then the scheduler is."""

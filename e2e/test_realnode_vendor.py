@@ -115,7 +115,6 @@ def test_the_agent_survives_a_restart_of_the_kubelet(sandbox, real, acme):
     eventually(
         lambda: acme.log.read_text()[begun:].count("registered with the kubelet") == 1,
         "the agent registers again",
-        timeout=60,
     )
     real.wait_allocatable(RESOURCE, 8)
     place(sandbox, real, shower("later", 1), "ACME-0,Acme,1024,0:;")

@@ -52,9 +52,7 @@ def test_a_recording_is_replayed(local, sandbox, account, tmp_path):
         # pods that are there at first were decided before
         sandbox.create(pod("first", gpu=1, gpumem=1000))
         eventually(
-            lambda: (recorded(local, segments) or {"pods": 0})["pods"],
-            "the recording has begun",
-            timeout=60,
+            lambda: (recorded(local, segments) or {"pods": 0})["pods"], "the recording has begun"
         )
         for number in range(PODS):
             sandbox.create(
@@ -64,7 +62,6 @@ def test_a_recording_is_replayed(local, sandbox, account, tmp_path):
         eventually(
             lambda: recorded(local, segments)["comparison"]["decisions"] >= PODS,
             "the recording has all decisions",
-            timeout=60,
         )
     finally:
         recorder.send_signal(signal.SIGINT)

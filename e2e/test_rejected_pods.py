@@ -19,12 +19,44 @@ MESSAGE = (
 )
 
 
+def wait_running(sandbox: Sandbox, name: str) -> None:
+    sandbox.kube.wait(
+        "Pod",
+        lambda pods: pods[name]["status"]["phase"] == "Running",
+        sandbox.namespace,
+        what=f"{name} runs",
+    )
+
+
 def reject(sandbox: Sandbox, name: str) -> None:
-    """Writes what a kubelet writes that has no healthy devices when it starts."""
+    """Writes what a kubelet writes that has no healthy devices when it starts, after kwok has written its part."""
+    wait_running(sandbox, name)
     status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": MESSAGE}
     sandbox.kube.merge_patch(
         "Pod", name, {"status": status}, sandbox.namespace, subresource="status"
     )
+
+
+def wait_gated(sandbox: Sandbox, count: int) -> None:
+    """Waits until the ReplicaSet has created *count* pods that wait for `ungate`."""
+    sandbox.kube.wait(
+        "Pod",
+        lambda pods: sum("schedulingGates" in item["spec"] for item in pods.values()) == count,
+        sandbox.namespace,
+        what=f"{count} pods are gated",
+    )
+
+
+def ungate(sandbox: Sandbox) -> None:
+    """Lets kube-scheduler place all pods that wait for it."""
+    for item in sandbox.kube.list("Pod", sandbox.namespace):
+        if item["spec"].get("schedulingGates"):
+            sandbox.kube.merge_patch(
+                "Pod",
+                item["metadata"]["name"],
+                {"spec": {"schedulingGates": None}},
+                sandbox.namespace,
+            )
 
 
 def phases(pods: dict[str, Object]) -> list[str]:
@@ -33,9 +65,14 @@ def phases(pods: dict[str, Object]) -> list[str]:
 
 @pytest.fixture
 def replicas(sandbox: Sandbox) -> Iterator[list[str]]:
-    """The names of two pods of a ReplicaSet, each with more than half of the memory of a GPU."""
+    """The names of two pods of a ReplicaSet that run, each with more than half of the memory of a GPU. Those that
+    replace them wait for `ungate`."""
     sandbox.add_gpu_node("n0", gpu(), gpu())
-    sandbox.create(replica_set("r", pod("r", gpu=1, gpumem=50_000), count=2))
+    template = pod("r", gpu=1, gpumem=50_000)
+    template["spec"]["schedulingGates"] = [{"name": "hami-e2e/gate"}]
+    sandbox.create(replica_set("r", template, count=2))
+    wait_gated(sandbox, 2)
+    ungate(sandbox)
     yield list(sandbox.started(wait_for=2))
     sandbox.kube.delete("ReplicaSet", "r", sandbox.namespace)
 
@@ -47,6 +84,8 @@ def test_rejected_pods_go_when_their_replacements_run_and_those_without_an_owner
     sandbox.started(wait_for=3)
     for name in (*replicas, "bare"):
         reject(sandbox, name)
+    wait_gated(sandbox, 2)
+    ungate(sandbox)
     sandbox.kube.wait(
         "Pod",
         lambda pods: phases(pods) == ["Failed", "Running", "Running"],
@@ -67,12 +106,12 @@ def test_a_rejected_pod_stays_while_its_replacement_waits(
     sandbox.create(pod("more", gpu=1, gpumem=50_000))
     for name in replicas:
         reject(sandbox, name)
+    wait_gated(sandbox, 2)
+    wait_running(sandbox, "more")  # in the place of a rejected pod
+    ungate(sandbox)
     sandbox.kube.wait(
         "Pod",
-        lambda pods: (
-            phases(pods) == ["Failed", "Pending", "Running", "Running", "Running"]
-            and pods["more"]["status"]["phase"] == "Running"
-        ),
+        lambda pods: phases(pods) == ["Failed", "Pending", "Running", "Running", "Running"],
         sandbox.namespace,
         what="one of the rejected pods is left, for the replacement that waits",
     )

@@ -82,7 +82,7 @@ def test_a_pod_is_replaced_and_others_of_the_node_stay(
     def replaced(pods: dict[str, Object]) -> bool:
         return ill not in pods and well in pods and len(pods) == 2
 
-    sandbox.kube.wait("Pod", replaced, sandbox.namespace, what=f"{ill} is replaced", timeout=40)
+    sandbox.kube.wait("Pod", replaced, sandbox.namespace, what=f"{ill} is replaced")
     assert uuid in sandbox.event(ill, "Evicted")
     sandbox.annotate_node("n0", {DEVICE_HEALTH: None})
     assert well in sandbox.started(wait_for=2)
@@ -94,11 +94,11 @@ def test_a_pod_without_a_controller_and_a_budget_are_respected(
     protect(sandbox)
     ill, _ = replicas
     fail_device(sandbox, ill)
-    assert "PodDisruptionBudget" in sandbox.event(ill, "NotEvicted", timeout=40)
+    assert "PodDisruptionBudget" in sandbox.event(ill, "NotEvicted")
     sandbox.create(pod("bare", gpu=1, gpumem=70_000))
     sandbox.started(wait_for=3)
     fail_device(sandbox, "bare")
-    assert "no controller replaces it" in sandbox.event("bare", "NotEvicted", timeout=40)
+    assert "no controller replaces it" in sandbox.event("bare", "NotEvicted")
     assert set(sandbox.started(wait_for=3)) == {*replicas, "bare"}
     sandbox.annotate_node("n0", {DEVICE_HEALTH: None})
 

@@ -53,7 +53,6 @@ def started(sandbox, **memory):
         "Pod",
         lambda pods: all(pods[name]["status"].get("phase") == "Running" for name in memory),
         sandbox.namespace,
-        timeout=60,
         what=f"{', '.join(memory)} run",
     )
 
@@ -84,7 +83,6 @@ def bound(sandbox, name):
         "Pod",
         lambda pods: pods[name]["spec"].get("nodeName"),
         sandbox.namespace,
-        timeout=90,
         what=f"{name} is bound",
     )
 
@@ -281,7 +279,7 @@ def test_fifty_pods_are_resized_while_five_hundred_are_created(sandbox):
     packed = {"hami.io/node-scheduler-policy": "binpack", "hami.io/gpu-scheduler-policy": "binpack"}
     names = [f"resized-{number}" for number in range(RESIZED_PODS)]
     sandbox.create_all(holding(name, 8000, 5, annotations=packed) for name in names)
-    sandbox.started(RESIZED_PODS, timeout=60)
+    sandbox.started(RESIZED_PODS)
     rng = random.Random(1)
     with CardWatch(sandbox.kube, sandbox.namespace) as watch:
         creation = threading.Thread(
@@ -298,11 +296,10 @@ def test_fifty_pods_are_resized_while_five_hundred_are_created(sandbox):
                 of(rng.randrange(1000, 30_000), rng.choice([None, 1, 5, 20])),
             )
         creation.join()
-        sandbox.started(CREATED + RESIZED_PODS, timeout=90)
+        sandbox.started(CREATED + RESIZED_PODS)
         eventually(
             lambda: disagreements(sandbox) == [],
             lambda: str(disagreements(sandbox)),
-            timeout=90,
             interval=0.5,
         )
         seen = watch.seen
@@ -333,7 +330,7 @@ def test_the_leader_is_killed_after_it_has_booked(card, scheduler, agent):
     waits(card, "next", 20_000)
     agent.confirms = lambda namespace, name: True
     for name, text in texts.items():
-        answered(card, name, text, "Applied", timeout=90)
+        answered(card, name, text, "Applied")
     bound(card, "next")
 
 
@@ -358,7 +355,7 @@ def test_the_api_server_answers_nothing_while_the_leader_books(card, scheduler, 
             holding("b", 70_000, scheduler="hami-scheduler")
         )  # nobody may serve the webhook
         scheduler.run_with()
-        answered(card, "a", text, "Applied", "Deferred", timeout=90)
+        answered(card, "a", text, "Applied", "Deferred")
         applied(card, "a", of(9000))
         bound(card, "b")
     assert watch.wrong == []
@@ -375,10 +372,10 @@ def test_a_leader_that_was_suspended_undoes_nothing(card, scheduler, agent):
             scheduler.cluster.components["kube-scheduler"].kill()
             redirect_webhook(card.kube, scheduler.certificates, standby.port)
             text = resize(card, "a", of(5000))
-            answered(card, "a", text, "Applied", timeout=90)
+            answered(card, "a", text, "Applied")
             card.create(holding("next", 75_000))
             bound(card, "next")
-        answered(card, "a", resize(card, "a", of(5001)), "Deferred", timeout=60)
+        answered(card, "a", resize(card, "a", of(5001)), "Deferred")
         applied(card, "a", of(4000))
     assert watch.wrong == []
     assert disagreements(card) == []

@@ -96,18 +96,18 @@ def test_both_programs_use_every_right_that_they_have_and_miss_none(sandbox, loc
         pod("fits", gpu=1, gpumem=1000), *(pod(f"large-{number}", gpu=20) for number in range(2))
     )
     sandbox.event("large-0", "FilteringFailed")
-    assert sandbox.started(wait_for=1, timeout=60) == {"fits": "n0"}
+    assert sandbox.started(wait_for=1) == {"fits": "n0"}
     small = [pod(f"small-{number}", gpu=1, gpumem=1000, gpucores=1) for number in range(8)]
     # a write then conflicts, and is retried with a version that is read
     with changing(sandbox, "n0"):
         sandbox.create_all(small)
-        assert len(sandbox.started(wait_for=9, timeout=60)) == 9
+        assert len(sandbox.started(wait_for=9)) == 9
         for item in small * 4:
             if not unused({READ_NODE}, calls(local.audit_log, EXTENDER, begun)):
                 break
             sandbox.delete(item["metadata"]["name"])
             sandbox.create(item)
-            sandbox.started(wait_for=9, timeout=60)
+            sandbox.started(wait_for=9)
     sandbox.kube.wait(
         "Pod",
         lambda pods: pods[itself]["metadata"]["labels"].get("hami.io/scheduler-role") == "leader",
@@ -122,7 +122,6 @@ def test_both_programs_use_every_right_that_they_have_and_miss_none(sandbox, loc
         "Pod",
         lambda pods: pods["urgent"]["spec"].get("nodeName"),
         sandbox.namespace,
-        timeout=60,
         what="all others are evicted",
     )
     for account in (EXTENDER, SCHEDULER):
@@ -151,7 +150,6 @@ def test_kube_scheduler_evicts_binds_and_provisions_with_its_own_account(sandbox
             "Pod",
             lambda pods: "low" not in pods and pods["high"]["spec"].get("nodeName"),
             sandbox.namespace,
-            timeout=60,
             what="the pod that is in the way is evicted",
         )
     made = list(calls(local.audit_log, SCHEDULER, begun))
@@ -261,7 +259,6 @@ def test_prometheus_reads_the_metrics_of_kube_scheduler_with_a_right_to_them(san
         page = eventually(
             lambda: (answer := scrape("prometheus")) and answer.status == 200 and answer,
             "kube-scheduler shows its metrics",
-            timeout=30,
         )
         assert b"scheduler_pending_pods{" in page.data
         assert scrape("other").status == 403

@@ -239,7 +239,6 @@ def simulated(kubeconfig, pods):
     return {one["pod"]: (one["node"], set(one["cards"])) for one in answer.document["pods"]}
 
 
-@pytest.mark.timeout(400)  # some eight hundred pods
 def test_a_simulation_agrees_with_the_scheduler(local, worlds):
     """The pods of the second round find those of the first in the cluster."""
     kube, before = local.kube, {}

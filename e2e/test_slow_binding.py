@@ -18,7 +18,6 @@ SELECTED = "volume.kubernetes.io/selected-node"
 PAUSE_S = 90  # longer than the minute after which a reservation without a bind once ended
 WAITS_S = 15  # longer than the devices of a group's pod are kept without a sign of kube-scheduler
 
-pytestmark = pytest.mark.timeout(240)
 shows_the_node = pytest.mark.since(1, 35)
 """kube-scheduler nominates the node before it waits for the volume, and so the next leader knows of it."""
 
@@ -144,7 +143,7 @@ def test_the_next_leader_keeps_a_card_for_a_volume(sandbox, slow_volume, schedul
         slow_volume.wait_wanted()
         kill_leader(scheduler, standby)
         sandbox.create(pod("rival", scheduler="hami-scheduler", **WHOLE))
-        sandbox.event("rival", "FilteringFailed", timeout=60)
+        sandbox.event("rival", "FilteringFailed")
         slow_volume.provision()
         assert sandbox.started(wait_for=1) == {"slow": "n0"}
 

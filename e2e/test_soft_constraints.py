@@ -127,7 +127,6 @@ def test_kube_schedulers_own_scores_count_alone_where_a_pod_asks_for_it(three_no
     assert three_nodes.started(3)["kube"] in ("b", "c")
 
 
-@pytest.mark.timeout(180)
 def test_five_hundred_pods_with_wishes_at_once(sandbox):
     """The node that kube-scheduler chooses may be full when it binds: the pod comes back, and all find their places. No
     card is given out twice, not even for a moment."""

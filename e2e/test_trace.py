@@ -38,7 +38,6 @@ Object = dict[str, Any]
 FIRST = (1, 37)  # the version by which `testing.kube_scores` places pods without GPUs
 pytestmark = [
     pytest.mark.since(*FIRST),
-    pytest.mark.timeout(600),  # some fourteen hundred pods
 ]
 NODES = 200
 ARRIVED = 1.1

@@ -1073,7 +1073,7 @@ def test_the_account_of_a_new_pod_has_the_right_to_refuse_preemption_not_its_cre
     tenant.create(replica_set("r", item, count=1), sandbox.namespace)
     assert "hami-preemption-refuser" in sandbox.event("r", "FailedCreate")
     permit_refusal(sandbox, "serving")
-    sandbox.kube.wait("Pod", len, sandbox.namespace, timeout=60, what="the controller tries again")
+    sandbox.kube.wait("Pod", len, sandbox.namespace, what="the controller tries again")
     tenant.delete("ReplicaSet", "r", sandbox.namespace)
     item["metadata"]["labels"] = {
         **STAYS
@@ -1493,7 +1493,6 @@ def some_edits(rng: random.Random, notes: Object, uuids: list[str]) -> Object:
     return edits
 
 
-@pytest.mark.timeout(300)
 def test_thousands_of_random_edits_of_a_running_cluster(sandbox, scheduler):
     """By an account that may write the keys, so that the scheduler sees them: no booking changes, other pods are placed
     at once, and the scheduler needs no more memory."""

@@ -66,7 +66,6 @@ def test_the_programs_of_the_earlier_revision_are_its_own(earlier):
     assert earlier.root != THIS.root
 
 
-@pytest.mark.timeout(400)
 @cases("is_rollback", ("upgrade", False), ("rollback", True))
 def test_the_next_scheduler_knows_what_is_given_out(cluster, earlier, is_rollback):
     before, after = (THIS, earlier) if is_rollback else (earlier, THIS)
@@ -134,12 +133,12 @@ def test_the_next_scheduler_knows_what_is_given_out(cluster, earlier, is_rollbac
         )
         stack.callback(cluster.components.pop, "kube-scheduler-1")  # or it would be started again
         redirect_webhook(kube, certificates, second.port)
-        sandbox.started(21, timeout=90)
+        sandbox.started(21)
 
         sandbox.create(*(pod(f"rest-{number}", gpu=1, gpumem=PIECE) for number in range(20)))
-        eventually(lambda: is_full(kube), "the next one gives out what is left", timeout=90)
+        eventually(lambda: is_full(kube), "the next one gives out what is left")
         sandbox.delete("both")
-        eventually(lambda: is_full(kube), "it gives out what becomes free", timeout=90)
+        eventually(lambda: is_full(kube), "it gives out what becomes free")
         assert audit.audit(kube) + agent.surprises == []
 
 

@@ -633,4 +633,4 @@ def test_nodes_of_nine_vendors_fill_up_although_the_scheduler_is_killed(sandbox,
     sandbox.bound(wait_for=len(crowd) // 3)
     scheduler.kill()
     scheduler.run_with()
-    assert sandbox.started(timeout=90) == {name: node for name, (node, _) in crowd.items()}
+    assert sandbox.started() == {name: node for name, (node, _) in crowd.items()}

@@ -50,7 +50,6 @@ class AllocatingContainer:
         eventually(
             lambda: region.total() == memory_mib // PIECE_MIB * PIECE_MIB * MIB,
             lambda: f"it takes {memory_mib} MiB, not {region.total() // MIB}; {self.limits()}",
-            timeout=60,
         )
 
     def free(self) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from testing.eventually import WaitTimeout, eventually
+from testing.eventually import PATIENCE_S, WaitTimeout, eventually
 from testing.kube import Kube
 from testing.vendors import (
     APP_CLASS,
@@ -39,9 +39,6 @@ from testing.vendors import (
 __all__ = ["Card", "Hold", "Inventory", "audit", "inventory", "parse", "violations"]
 
 Object = dict[str, Any]
-TIMEOUT_S = 20.0
-"""The scheduler keeps the lock of a pod that was deleted between its Binding and Allocate for ten seconds, since the
-kubelet may still call (DELETED_S in hami/scheduler/locks.py). The rest is for a slow machine."""
 ASSIGNED = "hami.io/vgpu-node"
 AMOUNTS = "hami.io/claim-amounts"
 PLACES = "hami.io/vgpu-mig-allocations"
@@ -80,10 +77,12 @@ class Inventory:
         )
 
 
-def audit(kube: Kube, *, wait: float = TIMEOUT_S) -> list[str]:
+def audit(kube: Kube, *, wait: float = PATIENCE_S) -> list[str]:
     """Returns the violations, as sentences.
 
-    An overcommitted device is reported at once. Locks and unfinished pods are reported if they last *wait* seconds.
+    An overcommitted device is reported at once. Locks and unfinished pods are reported if they last *wait* seconds:
+    the scheduler keeps the lock of a pod that was deleted between its Binding and Allocate for ten seconds, since the
+    kubelet may still call (DELETED_S in hami/scheduler/locks.py), and then until the node's lease shows that it lives.
     """
     found: tuple[list[str], list[str]] = [], []
 

@@ -11,6 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from testing.eventually import PATIENCE_S
+
 __all__ = ["SCHEMES", "WIDTHS", "Visit", "browser", "missing"]
 
 PROGRAM = "chromium"
@@ -40,7 +42,9 @@ def browser() -> Iterator[Any]:
     with sync_playwright() as playwright:
         # the sandbox needs user namespaces, which containers lack
         started = playwright.chromium.launch(
-            executable_path=shutil.which(PROGRAM), args=["--no-sandbox"]
+            executable_path=shutil.which(PROGRAM),
+            args=["--no-sandbox"],
+            timeout=PATIENCE_S * 1000,
         )
         yield started
         started.close()
@@ -65,6 +69,7 @@ class Visit:
             reduced_motion="reduce",
             ignore_https_errors=True,  # certificates of tests
         )
+        context.set_default_timeout(PATIENCE_S * 1000)
         visit = cls(context.new_page())
         visit.page.on(
             "console",

@@ -30,7 +30,6 @@ __all__ = [
     "ALLOCATE",
     "FIRST",
     "SLOTS_PER_POD",
-    "TIMEOUT_S",
     "call_webhooks",
     "claiming",
     "class_and_rights",
@@ -53,7 +52,6 @@ __all__ = [
 Object = dict[str, Any]
 COMPONENT = MANIFESTS.parent / "components" / "dra"
 ALLOCATE = MANIFESTS.parent / "components" / "dra-allocate"
-TIMEOUT_S = 90  # of a wait on a busy machine, such as until another replica leads
 CDI = "/run/cdi"
 ATTEMPTS = 10  # until pods run
 FIRST = (1, 36)  # the version of Kubernetes that has all of it without feature gates
@@ -168,9 +166,7 @@ def wait_published(plugin: DevicePlugin) -> None:
         )
 
     plugin.node.kube.wait("ResourceSlice", is_published, what="all cards of the node")
-    eventually(
-        lambda: plugin.readiness()[0] == 200, lambda: f"ready:\n{plugin.log()[-3000:]}", timeout=30
-    )
+    eventually(lambda: plugin.readiness()[0] == 200, lambda: f"ready:\n{plugin.log()[-3000:]}")
 
 
 def call_webhooks(kube: Kube, certificates: Certificates, port: int) -> None:
@@ -189,7 +185,7 @@ def wait_called(kube: Kube) -> None:
             return "resourceClaims" in kube.dry_run(probe, "default")["spec"]
         return False
 
-    eventually(is_called, "the API server calls the webhooks", timeout=TIMEOUT_S)
+    eventually(is_called, "the API server calls the webhooks")
 
 
 def running(sandbox: Sandbox, *names: str) -> None:
@@ -217,15 +213,12 @@ def emptied(sandbox: Sandbox, real: RealNode) -> None:
     may forget to try a pod again that came before."""
     sandbox.kube.delete_all("Pod", sandbox.namespace)
     eventually(
-        lambda: not specifications(real),
-        lambda: f"nothing is prepared: {specifications(real)}",
-        timeout=60,
+        lambda: not specifications(real), lambda: f"nothing is prepared: {specifications(real)}"
     )
     sandbox.kube.wait(
         "ResourceClaim",
         lambda found: not any(item.get("status", {}).get("allocation") for item in found.values()),
         sandbox.namespace,
-        timeout=60,
         what="no claim is allocated",
     )
 

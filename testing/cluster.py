@@ -23,7 +23,7 @@ import yaml
 from hami.codec.documents import parse_own_yaml
 from testing import binaries as control_plane
 from testing import reaper
-from testing.eventually import WaitTimeout, eventually
+from testing.eventually import PATIENCE_S, WaitTimeout, eventually
 from testing.kube import ApiError, Kube
 from testing.processes import Program, free_port
 from testing.rights import audit_policy
@@ -300,7 +300,7 @@ class LocalCluster:
             stdin=subprocess.DEVNULL,
         ).stdout
 
-    def wait_ready(self, timeout: float = 60) -> None:
+    def wait_ready(self, timeout: float = PATIENCE_S) -> None:
         """Waits until the API server is ready."""
 
         def ready() -> bool:

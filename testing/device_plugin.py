@@ -19,8 +19,10 @@ import urllib3
 import yaml
 
 from testing.cluster import MANIFESTS
-from testing.eventually import eventually
+from testing.eventually import PATIENCE_S, eventually
 from testing.kube import write_kubeconfig
+from testing.nodes import REGISTER
+from testing.placing import LOCK_FREE
 from testing.processes import free_port
 from testing.realnode import NodeProgram, RealNode
 from testing.revision import THIS, Revision
@@ -150,9 +152,9 @@ class DevicePlugin:
     def kill(self) -> None:
         self.program.kill()
 
-    def stop(self, timeout: float = 15) -> None:
+    def stop(self) -> None:
         """Sends SIGTERM and waits until it has ended. Raises: WaitTimeout."""
-        self.program.stop(timeout)
+        self.program.stop()
 
     @classmethod
     @contextlib.contextmanager
@@ -166,6 +168,7 @@ class DevicePlugin:
         made.start()
         try:
             made.wait_offered(amount)
+            node.wait_node(made._is_announced, what="has all annotations of the plugin")
             yield made
         finally:
             made.close()
@@ -174,9 +177,30 @@ class DevicePlugin:
         if hasattr(self, "program") and self.program.running():
             self.program.kill()
 
+    def _is_announced(self, item: Object) -> bool:
+        """Reports whether a node has its annotations, which it writes besides what the kubelet offers."""
+        found = item["metadata"].get("annotations") or {}
+        if any(card.uuid not in found.get(REGISTER, "") for card in self.cards):
+            return False
+        return self._defaults.get("allocate") == "admission" or LOCK_FREE in found
+
+    def restart_kubelet(self, amount: int) -> None:
+        """Kills the kubelet, starts it again and waits until it offers *amount* slices of this plugin, not of the one
+        that it remembers: until the plugin has registered again, it fails each pod with devices."""
+        self.node.kill_kubelet()
+        self.node.kube.merge_patch(
+            "Node",
+            self.node.name,
+            {"status": {"allocatable": {RESOURCE: "0"}}},
+            subresource="status",
+        )
+        self._begun = self.program.log.stat().st_size
+        self.node.start_kubelet()
+        self.wait_offered(amount)
+
     # -- what it has done
 
-    def wait_offered(self, amount: int, *, timeout: float = 60) -> None:
+    def wait_offered(self, amount: int, *, timeout: float = PATIENCE_S) -> None:
         """Waits until it has registered and the kubelet offers *amount* slices."""
         self.wait_registered(timeout)
         try:
@@ -185,10 +209,10 @@ class DevicePlugin:
             raise AssertionError(f"{error}\n{self.program.tail()}") from None
 
     def log(self) -> str:
-        """Returns the log since the last start."""
+        """Returns the log since the last start, of it or of the kubelet by `restart_kubelet`."""
         return self.program.log.read_bytes()[self._begun :].decode(errors="replace")
 
-    def wait_registered(self, timeout: float = 30) -> None:
+    def wait_registered(self, timeout: float = PATIENCE_S) -> None:
         """Waits until the kubelet has accepted its registration."""
 
         def registered() -> bool:

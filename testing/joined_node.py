@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from testing.eventually import WaitTimeout
+from testing.eventually import PATIENCE_S, WaitTimeout
 from testing.kube import Kube
 from testing.sandbox import LABEL, Sandbox, schedulable
 
@@ -31,7 +31,7 @@ class JoinedNode:
         return self.kube.get("Node", self.name)
 
     def wait_node(
-        self, holds: Callable[[Object], Any], *, timeout: float = 60, what: str = ""
+        self, holds: Callable[[Object], Any], *, timeout: float = PATIENCE_S, what: str = ""
     ) -> Any:
         """Waits until *holds*, given the object of the node, returns something true, and returns that."""
         return self.kube.wait(
@@ -42,7 +42,7 @@ class JoinedNode:
             fieldSelector=f"metadata.name={self.name}",
         )
 
-    def wait_ready(self, timeout: float = 90) -> None:
+    def wait_ready(self, timeout: float = PATIENCE_S) -> None:
         """Waits until the node is Ready and has no taints."""
         try:
             self.wait_node(schedulable, timeout=timeout, what="Ready")
@@ -53,7 +53,7 @@ class JoinedNode:
         """Returns the amount of *resource* that the kubelet offers; 0 if it does not know it."""
         return int(self.node()["status"].get("allocatable", {}).get(resource, 0))
 
-    def wait_allocatable(self, resource: str, amount: int, *, timeout: float = 60) -> None:
+    def wait_allocatable(self, resource: str, amount: int, *, timeout: float = PATIENCE_S) -> None:
         """Waits until the kubelet offers exactly *amount* of *resource*."""
         self.wait_node(
             lambda node: node["status"].get("allocatable", {}).get(resource) == str(amount),

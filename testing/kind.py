@@ -22,7 +22,7 @@ from pytest_kind.cluster import KindCluster as Tool  # GPL: only in the test ext
 
 from testing import binaries
 from testing.cluster import FAKE_NODE, MANIFESTS, STAGES, ClusterUnavailable, ExternalCluster
-from testing.eventually import eventually
+from testing.eventually import PATIENCE_S, eventually
 from testing.images import pack_box
 from testing.joined_node import JoinedNode
 from testing.processes import Program
@@ -215,7 +215,6 @@ class KindCluster(ExternalCluster):
             "Pod",
             lambda pods: len(pods) == replicas,
             NAMESPACE,
-            timeout=90,
             what=f"{replicas} pods of the scheduler",
             labelSelector=COMPONENT.format("hami-scheduler"),
         )
@@ -457,7 +456,7 @@ class Worker(JoinedNode):
             return 0
 
     def output(
-        self, pod: Object, container: str = "main", *, until: str = "", timeout: float = 30
+        self, pod: Object, container: str = "main", *, until: str = "", timeout: float = PATIENCE_S
     ) -> str:
         """Returns the output of *container* once it contains *until*. Raises: WaitTimeout."""
         meta = pod["metadata"]

@@ -20,7 +20,7 @@ import yaml
 from kubernetes import config as kubernetes_config
 
 from hami.codec.documents import parse_own_yaml
-from testing.eventually import WaitTimeout
+from testing.eventually import PATIENCE_S, WaitTimeout
 from testing.yaml_text import read_documents
 
 __all__ = ["ApiError", "Kube", "path_of", "write_impersonation", "write_kubeconfig"]
@@ -185,7 +185,7 @@ class Kube:
         *,
         query: Mapping[str, object] | None = None,
         content_type: str = "application/json",
-        timeout: float = 30,
+        timeout: float = PATIENCE_S,
     ) -> Object:
         """Sends one request. Raises: ApiError; urllib3's HTTPError without a response."""
         answer = self._send(method, path, body, query, content_type, timeout)
@@ -257,7 +257,7 @@ class Kube:
         """Returns the warnings that kubectl would show if *item* was created. Raises: ApiError."""
         namespace = item["metadata"].get("namespace", namespace)
         path = path_of(item["kind"], namespace)
-        answer = self._send("POST", path, item, {"dryRun": "All"}, "application/json", 30)
+        answer = self._send("POST", path, item, {"dryRun": "All"}, "application/json", PATIENCE_S)
         decoded(answer.status, answer.data)
         return [parse_warning(header) for header in answer.headers.getlist("Warning")]
 
@@ -332,7 +332,12 @@ class Kube:
                 raise
 
     def delete_all(
-        self, kind: str, namespace: str, *, grace_seconds: int | None = None, timeout: float = 30
+        self,
+        kind: str,
+        namespace: str,
+        *,
+        grace_seconds: int | None = None,
+        timeout: float = PATIENCE_S,
     ) -> None:
         """Deletes the collection in *namespace*."""
         query = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
@@ -416,7 +421,7 @@ class Kube:
         done: Callable[[dict[str, Object]], Any],
         namespace: str | None = None,
         *,
-        timeout: float = 30,
+        timeout: float = PATIENCE_S,
         what: str = "",
         **query: object,
     ) -> Any:
@@ -427,7 +432,10 @@ class Kube:
         path = path_of(kind, namespace)
         deadline = time.monotonic() + timeout
         items: dict[str, Object] = {}
-        while (left := deadline - time.monotonic()) > 0:
+        is_last = False
+        while not is_last:
+            left = deadline - time.monotonic()
+            is_last = left <= 0  # looks once more, since this process may have stood still
             try:
                 page = self.call("GET", path, query=query, timeout=max(1, left))
                 items = {item["metadata"]["name"]: item for item in page["items"] or []}

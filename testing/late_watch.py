@@ -1,6 +1,5 @@
-"""A proxy before the API server that can hold back what the watch of pods delivers, as if that were late.
-
-All else passes: reads and writes of pods, too.
+"""A proxy before the API server that can hold back what the watch of pods delivers, as if that were late, and reads of
+single pods. All else passes.
 """
 
 from __future__ import annotations
@@ -29,6 +28,8 @@ class LateWatch:
         self.kube = kube
         self.is_on_time = threading.Event()
         self.is_on_time.set()
+        self.is_read = threading.Event()
+        self.is_read.set()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.server.daemon_threads = True
 
@@ -43,6 +44,7 @@ class LateWatch:
             yield proxy
         finally:
             proxy.is_on_time.set()
+            proxy.is_read.set()
             proxy.server.shutdown()
             thread.join()
             proxy.server.server_close()
@@ -56,14 +58,13 @@ class LateWatch:
         target.write_text(yaml.safe_dump(config))
         return target
 
-    @contextlib.contextmanager
-    def delayed(self) -> Iterator[None]:
+    def delayed(self) -> contextlib.AbstractContextManager[None]:
         """Holds back the watch of pods meanwhile."""
-        self.is_on_time.clear()
-        try:
-            yield
-        finally:
-            self.is_on_time.set()
+        return _cleared(self.is_on_time)
+
+    def unread(self) -> contextlib.AbstractContextManager[None]:
+        """Holds back reads of single pods meanwhile."""
+        return _cleared(self.is_read)
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         proxy = self
@@ -79,6 +80,8 @@ class LateWatch:
                     if name.lower() not in HOP_BY_HOP
                 }
                 is_watch = self.path.startswith("/api/v1/pods?") and "watch=true" in self.path
+                if self.command == "GET" and "/pods/" in self.path:
+                    proxy.is_read.wait()
                 with contextlib.suppress(OSError, urllib3.exceptions.HTTPError):
                     answer = proxy.kube.pass_on(self.command, self.path, body, headers)
                     with contextlib.closing(answer):
@@ -98,3 +101,12 @@ class LateWatch:
                 """The log of the scheduler says what matters."""
 
         return Handler
+
+
+@contextlib.contextmanager
+def _cleared(event: threading.Event) -> Iterator[None]:
+    event.clear()
+    try:
+        yield
+    finally:
+        event.set()

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from testing.cluster import MANIFESTS
 from testing.device_plugin import HOOK, account_kubeconfig
-from testing.eventually import eventually
+from testing.eventually import PATIENCE_S, eventually
 from testing.processes import free_port
 from testing.realnode import NodeProgram, RealNode
 from testing.scheduler import shipped_flags
@@ -59,9 +59,9 @@ class Monitor:
 
         eventually(is_ready, self.log)
 
-    def stop(self, timeout: float = 15) -> None:
+    def stop(self) -> None:
         """Sends SIGTERM and waits until it has ended. Raises: WaitTimeout."""
-        self.program.stop(timeout)
+        self.program.stop()
 
     def close(self) -> None:
         if self.program.running():
@@ -76,7 +76,7 @@ class Monitor:
 
     def answer(self, path: str) -> tuple[int, str]:
         """Returns status and body of a page."""
-        answer = urllib3.request("GET", f"{self.url}{path}", retries=False, timeout=10)
+        answer = urllib3.request("GET", f"{self.url}{path}", retries=False, timeout=PATIENCE_S)
         return answer.status, answer.data.decode().strip()
 
     def page(self) -> str:

@@ -10,7 +10,7 @@ from testing.eventually import eventually
 from testing.kube import ApiError, Kube
 from testing.pods import pod
 
-__all__ = ["add_priorities", "class_name", "of_priority", "remove_priorities"]
+__all__ = ["add_priorities", "class_name", "is_admitted", "of_priority", "remove_priorities"]
 
 Object = dict[str, Any]
 PATIENT = "patient"

@@ -17,13 +17,11 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from testing.eventually import eventually
+from testing.eventually import PATIENCE_S, eventually
 
 __all__ = ["Program", "free_port"]
 
 SERVER_PORTS = (20_000, 30_000)
-KILLED_S = 40.0
-"""Seconds until a killed process has ended: it ends no write that a busy disk has begun."""
 MAX_CLAIMS = 256
 # sockets with abstract names, of which each can be bound once on this machine
 _claims: deque[int] = deque()
@@ -205,26 +203,25 @@ class Program:
         self.wanted = False
         if self._child is None or not self.running():
             self.signal(signal.SIGKILL)
-            self.wait_end(KILLED_S)
+            self.wait_end()
             return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)  # the leader of its own session
-        self.wait_end(KILLED_S)
+        self.wait_end()
         group = self._child.pid
         eventually(
             lambda: not group_members(group),
             f"the children of {self.name} have ended",
-            timeout=KILLED_S,
             interval=0.01,
         )
 
-    def stop(self, timeout: float = 15) -> None:
+    def stop(self) -> None:
         """Sends SIGTERM and waits until it has ended. Raises: WaitTimeout."""
         self.wanted = False
         self.signal(signal.SIGTERM)
-        self.wait_end(timeout)
+        self.wait_end()
 
-    def wait_end(self, timeout: float) -> None:
+    def wait_end(self, timeout: float = PATIENCE_S) -> None:
         """Waits until it has ended. Raises: WaitTimeout."""
         eventually(
             lambda: not self.running(),

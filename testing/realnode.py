@@ -32,7 +32,7 @@ from typing import Any
 
 from testing import binaries, interrupts
 from testing.cluster import ClusterUnavailable, LocalCluster
-from testing.eventually import WaitTimeout, eventually
+from testing.eventually import PATIENCE_S, WaitTimeout, eventually
 from testing.images import pack_box
 from testing.joined_node import JoinedNode, NodeUnavailable
 from testing.needs import lacking
@@ -246,7 +246,7 @@ class RealNode(JoinedNode):
         self.start_kubelet()
 
     def output(
-        self, pod: Object, container: str = "main", *, until: str = "", timeout: float = 20
+        self, pod: Object, container: str = "main", *, until: str = "", timeout: float = PATIENCE_S
     ) -> str:
         """Returns the output of all runs of *container* once it contains *until*.
 
@@ -405,7 +405,7 @@ class RealNode(JoinedNode):
         return True
 
     def _wait(
-        self, done: Callable[[], bool], what: str, program: Program, timeout: float = 60
+        self, done: Callable[[], bool], what: str, program: Program, timeout: float = PATIENCE_S
     ) -> None:
         def ended_or_done() -> bool:
             return not program.running() or done()

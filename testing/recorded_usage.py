@@ -38,7 +38,7 @@ def rights_to_record(kube: Kube) -> Iterator[None]:
         return NAMESPACE not in [each["metadata"]["name"] for each in kube.list("Namespace")]
 
     # the next module makes it again
-    eventually(is_gone, "the namespace of the records is gone", timeout=60, interval=1)
+    eventually(is_gone, "the namespace of the records is gone", interval=1)
 
 
 def recorded(sandbox: Sandbox, after: int) -> UsageSums:
@@ -57,7 +57,7 @@ def recorded(sandbox: Sandbox, after: int) -> UsageSums:
         sums = parse_current(data)
         return sums if sums.settled > after else None
 
-    return eventually(settled, "a record that is settled later", timeout=60, interval=1)
+    return eventually(settled, "a record that is settled later", interval=1)
 
 
 def tick(sandbox: Sandbox) -> None:

@@ -53,7 +53,6 @@ def mounted(sandbox: Sandbox, real: RealNode) -> Iterator[None]:
         real.output(
             sandbox.pod("mount"),
             "mount-regions",
-            timeout=90,
             until=f"{FOLDER} is a file system of {SIZE_MIB} MiB in memory",
         )
         sandbox.delete("mount")

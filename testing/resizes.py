@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from testing.agent import APPLIED, RESIZED, TARGET
+from testing.eventually import PATIENCE_S
 from testing.kube import Kube
 from testing.nodes import LOCK_FREE
 from testing.sandbox import ALLOCATED, Sandbox
@@ -45,7 +46,12 @@ def resize(sandbox: Sandbox, name: str, sizes: Sizes | str, *, kube: Kube | None
 
 
 def answered(
-    sandbox: Sandbox, name: str, text: str, *states: str, containing: str = "", timeout: float = 60
+    sandbox: Sandbox,
+    name: str,
+    text: str,
+    *states: str,
+    containing: str = "",
+    timeout: float = PATIENCE_S,
 ) -> str:
     """Waits until the status of the pod is about *text*, in one of *states*; returns its message."""
 
@@ -69,7 +75,9 @@ def answered(
     return str(status.get("message", ""))
 
 
-def booked(sandbox: Sandbox, name: str, key: str, memory: int, *, timeout: float = 60) -> None:
+def booked(
+    sandbox: Sandbox, name: str, key: str, memory: int, *, timeout: float = PATIENCE_S
+) -> None:
     """Waits until a share in the annotation *key* of the pod has so much memory in MiB."""
     sandbox.kube.wait(
         "Pod",
@@ -81,7 +89,7 @@ def booked(sandbox: Sandbox, name: str, key: str, memory: int, *, timeout: float
     )
 
 
-def applied(sandbox: Sandbox, name: str, sizes: Sizes, *, timeout: float = 60) -> None:
+def applied(sandbox: Sandbox, name: str, sizes: Sizes, *, timeout: float = PATIENCE_S) -> None:
     """Asks for *sizes* and waits until they are enforced."""
     answered(sandbox, name, resize(sandbox, name, sizes), "Applied", timeout=timeout)
 

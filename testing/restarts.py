@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from testing.device_plugin import HOOK
-from testing.eventually import eventually
+from testing.eventually import PATIENCE_S, eventually
 from testing.pods import init, pod
 from testing.realnode import RealNode
 from testing.sandbox import Sandbox
@@ -32,9 +32,7 @@ def holding(sandbox: Sandbox, name: str) -> str:
         (status,) = pods[name]["status"].get("initContainerStatuses") or [{}]
         return status.get("containerID") if "running" in status.get("state", {}) else None
 
-    return str(
-        sandbox.kube.wait("Pod", found, sandbox.namespace, what=f"{name} is held", timeout=60)
-    )
+    return str(sandbox.kube.wait("Pod", found, sandbox.namespace, what=f"{name} is held"))
 
 
 def release(sandbox: Sandbox, real: RealNode, name: str) -> None:
@@ -49,7 +47,7 @@ def kill_container(sandbox: Sandbox, real: RealNode, name: str) -> int:
     return int(status["restartCount"])
 
 
-def restarted(sandbox: Sandbox, name: str, before: int, timeout: float = 60) -> None:
+def restarted(sandbox: Sandbox, name: str, before: int, timeout: float = PATIENCE_S) -> None:
     """Waits until the only app container runs again."""
 
     def runs(pods: dict[str, Object]) -> bool:

@@ -17,7 +17,7 @@ import urllib3
 
 from hami.codec.keys import ASSIGNED_NODE
 from testing import audit
-from testing.eventually import WaitTimeout, eventually
+from testing.eventually import PATIENCE_S, WaitTimeout, eventually
 from testing.kube import ApiError, Kube
 from testing.nodes import REGISTER, Gpu, fake_node, gpu, register_text, registered
 from testing.vendor_nodes import Outfit, vendor_node
@@ -28,8 +28,6 @@ __all__ = ["Sandbox", "Share"]
 Object = dict[str, Any]
 LABEL = "hami-e2e/sandbox"
 ALLOCATED = "hami.io/vgpu-devices-allocated"
-EMPTY_SECONDS = 90
-"""For hundreds of pods on a busy machine."""
 
 
 class Share(NamedTuple):
@@ -98,12 +96,11 @@ class Sandbox:
     def empty(self) -> None:
         """Deletes the pods at once, then the nodes."""
         self.kube.delete_all("Job", self.namespace)
-        eventually(self._has_deleted_pods, "the sandbox's pods are deleted", timeout=EMPTY_SECONDS)
+        eventually(self._has_deleted_pods, "the sandbox's pods are deleted")
         self.kube.wait(
             "Pod",
             lambda pods: not pods,
             self.namespace,
-            timeout=EMPTY_SECONDS,
             what="the sandbox's pods are gone",
         )
         for node in self.kube.list("Node", labelSelector=f"{LABEL}={self.namespace}"):
@@ -113,7 +110,7 @@ class Sandbox:
         """Deletes the pods; reports whether that was all of them. After a minute, the API server ends a request, as for
         500 pods on a busy machine: the next one goes on."""
         try:
-            self.kube.delete_all("Pod", self.namespace, grace_seconds=0, timeout=EMPTY_SECONDS)
+            self.kube.delete_all("Pod", self.namespace, grace_seconds=0)
         except urllib3.exceptions.ProtocolError:
             return False
         except ApiError as error:
@@ -182,7 +179,7 @@ class Sandbox:
         )
         self.wait_schedulable([name])
 
-    def wait_schedulable(self, names: Iterable[str], timeout: float = 90) -> None:
+    def wait_schedulable(self, names: Iterable[str], timeout: float = PATIENCE_S) -> None:
         wanted = {self._prefix + name for name in names}
         self.kube.wait(
             "Node",
@@ -215,11 +212,13 @@ class Sandbox:
     def label_node(self, name: str, values: Mapping[str, str | None]) -> None:
         self.kube.merge_patch("Node", self._prefix + name, {"metadata": {"labels": dict(values)}})
 
-    def node_event(self, name: str, reason: str, *, timeout: float = 20) -> str:
+    def node_event(self, name: str, reason: str, *, timeout: float = PATIENCE_S) -> str:
         """Waits for an event of the node and returns its message."""
         return self._event_message(self._prefix + name, reason, "", "default", timeout)
 
-    def wait_node(self, name: str, done: Any, *, timeout: float = 30, what: str = "") -> Any:
+    def wait_node(
+        self, name: str, done: Any, *, timeout: float = PATIENCE_S, what: str = ""
+    ) -> Any:
         """Waits until *done*, given the annotations of the node, returns something true."""
         full = self._prefix + name
 
@@ -274,13 +273,15 @@ class Sandbox:
             fieldSelector=f"metadata.name={name}",
         )
 
-    def bound(self, wait_for: int | None = None, *, timeout: float = 30) -> dict[str, str]:
+    def bound(self, wait_for: int | None = None, *, timeout: float = PATIENCE_S) -> dict[str, str]:
         """Waits until *wait_for* pods (default: all) are bound; returns their nodes by name."""
         return self._wait_pods(
             lambda pod: bool(pod["spec"].get("nodeName")), "bound", wait_for, timeout
         )
 
-    def started(self, wait_for: int | None = None, *, timeout: float = 30) -> dict[str, str]:
+    def started(
+        self, wait_for: int | None = None, *, timeout: float = PATIENCE_S
+    ) -> dict[str, str]:
         """Like ``bound``, but the device plugins that confirm allocations must have done so."""
         return self._wait_pods(served, "bound, and served by the device plugins", wait_for, timeout)
 
@@ -311,7 +312,7 @@ class Sandbox:
         what = f"{'all' if wait_for is None else wait_for} pods are {what}"
         return self.kube.wait("Pod", enough, self.namespace, timeout=timeout, what=what)
 
-    def running(self, *names: str, timeout: float = 60) -> list[str]:
+    def running(self, *names: str, timeout: float = PATIENCE_S) -> list[str]:
         """Waits until the containers of the pods *names* run; returns their IDs in that order. Real nodes only."""
 
         def ids(pods: dict[str, Object]) -> list[str] | None:
@@ -361,7 +362,9 @@ class Sandbox:
         found.sort(key=lambda event: int(event["metadata"]["resourceVersion"]))
         return [event["message"] for event in found if reason in (None, event["reason"])]
 
-    def event(self, pod: str, reason: str, containing: str = "", *, timeout: float = 20) -> str:
+    def event(
+        self, pod: str, reason: str, containing: str = "", *, timeout: float = PATIENCE_S
+    ) -> str:
         """Waits for an event of *pod* and returns its message."""
         return self._event_message(pod, reason, containing, self.namespace, timeout)
 
@@ -393,7 +396,7 @@ class Sandbox:
                 f"there are {[event['message'] for event in found]}"
             ) from None
 
-    def refusal(self, pod: str, containing: str = "", *, timeout: float = 20) -> str:
+    def refusal(self, pod: str, containing: str = "", *, timeout: float = PATIENCE_S) -> str:
         """Waits for a refusal of *pod* and returns its message; the pod must be unbound."""
         message = self.event(pod, "FilteringFailed", containing, timeout=timeout)
         assert not self.pod(pod)["spec"].get("nodeName"), (

@@ -25,7 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hami.codec.documents import parse_own_yaml
 from testing.cluster import SCHEDULER, LocalCluster
-from testing.eventually import eventually
+from testing.eventually import PATIENCE_S, eventually
 from testing.kube import ApiError, Kube, write_kubeconfig
 from testing.pods import pod
 from testing.processes import Program, free_port
@@ -173,7 +173,7 @@ def install(
     return account_kubeconfig(cluster) if has_own_account else kube_scheduler_kubeconfig(cluster)
 
 
-def wait_for_policies(kube: Kube, timeout: float = 30) -> None:
+def wait_for_policies(kube: Kube, timeout: float = PATIENCE_S) -> None:
     """Waits until the API server enforces the policies. It does so some seconds after they were created."""
     # what the last policy of the file refuses; the webhook leaves it to the other scheduler
     last = pod("probe", gpu=1, node_name="nowhere", scheduler="foo")
@@ -194,11 +194,15 @@ def webhook_configuration(
     revision: Revision = THIS,
     configuration: Object | None = None,
 ) -> Object:
-    """Returns the shipped *configuration* (default: of the base) with the address of a process on this machine."""
+    """Returns the shipped *configuration* (default: of the base) with the address of a process on this machine.
+
+    The API server waits as long as it may: what it does not hear in time goes to another scheduler.
+    """
     configuration = configuration or parse_own_yaml(
         (revision.manifests / "webhook.yaml").read_text()
     )
     for webhook in configuration["webhooks"]:
+        webhook["timeoutSeconds"] = 30
         path = webhook["clientConfig"]["service"]["path"]
         bundle = base64.b64encode(certificates.ca_file.read_bytes()).decode()
         webhook["clientConfig"] = {"url": f"https://127.0.0.1:{port}{path}", "caBundle": bundle}
@@ -206,7 +210,7 @@ def webhook_configuration(
 
 
 def redirect_webhook(
-    kube: Kube, certificates: Certificates, port: int, timeout: float = 30
+    kube: Kube, certificates: Certificates, port: int, timeout: float = PATIENCE_S
 ) -> None:
     """Makes the API server call the webhook on *port*, and waits until it does.
 
@@ -216,7 +220,7 @@ def redirect_webhook(
     wait_for_webhook(kube, timeout)
 
 
-def wait_for_webhook(kube: Kube, timeout: float = 30) -> None:
+def wait_for_webhook(kube: Kube, timeout: float = PATIENCE_S) -> None:
     """Waits until the webhook changes pods. The API server applies a new configuration with a delay, and kube-proxy
     forwards to a pod some time after it has become ready; pods of that time would go to another scheduler.
     """
@@ -339,7 +343,7 @@ class Scheduler:
         self.program.stop()
         return self.start(**flags)
 
-    def wait_healthy(self, timeout: float = 60, path: str = "/healthz") -> float:
+    def wait_healthy(self, timeout: float = PATIENCE_S, path: str = "/healthz") -> float:
         """Waits for status 200; returns the seconds. Raises: AssertionError with the end of the log."""
 
         def healthy() -> bool:
@@ -394,9 +398,9 @@ class Scheduler:
         """Kills the process and its worker."""
         self.program.kill()
 
-    def stop(self, timeout: float = 15) -> None:
+    def stop(self) -> None:
         """Sends SIGTERM and waits until it has ended. Raises: WaitTimeout."""
-        self.program.stop(timeout)
+        self.program.stop()
 
     def close(self) -> None:
         if self.program.running():
@@ -411,6 +415,9 @@ def second_replica(first: Scheduler, kubeconfig: Path | None = None) -> Iterator
     *kubeconfig*: permissions of that kube-scheduler (default: the administrator's).
     """
     cluster, certificates = first.cluster, first.certificates
+    wait_renewed(
+        cluster.kube
+    )  # by the first kube-scheduler, so that the second one does not become the leader
     second = Scheduler(
         cluster,
         certificates,
@@ -439,6 +446,17 @@ def kill_leader(first: Scheduler, second: Scheduler) -> None:
     redirect_webhook(
         first.cluster.kube, first.certificates, second.port
     )  # a Service removes dead endpoints
+
+
+def wait_renewed(kube: Kube) -> None:
+    """Waits until kube-scheduler has renewed its Lease."""
+
+    def renewed() -> str | None:
+        lease = kube.find("Lease", SCHEDULER, NAMESPACE) or {"spec": {}}
+        return lease["spec"].get("renewTime")
+
+    before = renewed()
+    eventually(lambda: renewed() != before, "kube-scheduler renews its Lease", interval=0.2)
 
 
 def lease_holder(kube: Kube, name: str = SCHEDULER) -> str:

@@ -248,7 +248,6 @@ class TakeOver:
         eventually(
             done,
             lambda: f"all pods have {image}: {summary(self._kube.list('Pod', NAMESPACE))}",
-            timeout=ROLLOUT_SECONDS,
             interval=0.2,
         )
 

@@ -70,6 +70,13 @@
     for (const row of live.querySelectorAll("details[open]")) fill(row);
   }
 
+  const paused = () => pause.getAttribute("aria-pressed") === "true";
+
+  // An answer that arrives after a click on «Pause updates» does not hide that they are paused.
+  function say(text) {
+    updated.textContent = paused() ? "paused" : text;
+  }
+
   async function ask() {
     let next = USUAL;
     const address = location.href;
@@ -83,13 +90,13 @@
         show(text);
       }
       if (answer.ok || answer.status === 304) {
-        updated.textContent = "current as of " + new Date().toLocaleTimeString();
+        say("current as of " + new Date().toLocaleTimeString());
       } else {
-        updated.textContent = "Not up to date: the dashboard returned " + answer.status;
+        say("Not up to date: the dashboard returned " + answer.status);
         next = SELDOM;
       }
     } catch {
-      updated.textContent = "Not up to date: the dashboard does not answer";
+      say("Not up to date: the dashboard does not answer");
       next = SELDOM;
     }
     ages();
@@ -100,7 +107,7 @@
 
   function plan(milliseconds) {
     clearTimeout(timer);
-    if (pause.getAttribute("aria-pressed") === "false" && !document.hidden) timer = setTimeout(ask, milliseconds);
+    if (!paused() && !document.hidden) timer = setTimeout(ask, milliseconds);
   }
 
   const form = document.querySelector("form.filters");
@@ -125,9 +132,8 @@
     if (target.name === "namespace") form.requestSubmit();
   });
   pause.addEventListener("click", () => {
-    const pressed = pause.getAttribute("aria-pressed") === "false";
-    pause.setAttribute("aria-pressed", String(pressed));
-    if (pressed) updated.textContent = "paused";
+    pause.setAttribute("aria-pressed", String(!paused()));
+    say(updated.textContent);
     plan(0);
   });
   document.addEventListener("visibilitychange", () => plan(0));
