@@ -8,6 +8,8 @@ import yaml
 
 from testing.helm_examples import EXAMPLES, RenderedExamples
 
+CRDS = Path(__file__).with_name("crds.yaml")
+
 
 def test_the_api_server_takes_the_objects_of_all_examples(local, helm, tmp_path):
     """Equal objects once."""
@@ -16,9 +18,7 @@ def test_the_api_server_takes_the_objects_of_all_examples(local, helm, tmp_path)
     for name in EXAMPLES:
         texts.update(map(yaml.safe_dump, rendered[name].values()))
     (tmp_path / "all.yaml").write_text("---\n".join(sorted(texts)))
-    crds = str(Path(__file__).with_name("crds.yaml"))
-    local.kubectl("apply", "-f", crds)
-    local.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", crds)
+    local.add_types(CRDS)
     taken = local.kubectl(
         "apply",
         "-f",
@@ -30,6 +30,6 @@ def test_the_api_server_takes_the_objects_of_all_examples(local, helm, tmp_path)
         "--validate=strict",
         "--output=name",
     )
-    local.kubectl("delete", "-f", crds)
+    local.kubectl("delete", "-f", str(CRDS))
     assert len(EXAMPLES) >= 20
     assert len(taken.split()) == len(texts)

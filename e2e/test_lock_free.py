@@ -3,6 +3,7 @@
 import pytest
 
 from testing.cases import cases
+from testing.eventually import eventually
 from testing.nodes import LOCK_FREE, gpu, gpus
 from testing.pods import pod
 from testing.vendors import MUTEX, PHASE
@@ -54,8 +55,17 @@ def test_a_node_changes_under_running_pods(sandbox, before):
     sandbox.create_all([pod(f"early-{number}", **SMALL) for number in range(10)])
     announce(sandbox, "n0", None if before else "NVIDIA")
     sandbox.started(wait_for=10)
+    probes = []
+
+    def is_known() -> bool:
+        probes.append(f"probe-{len(probes)}")
+        sandbox.create(pod(probes[-1], **SMALL))
+        sandbox.started(wait_for=10 + len(probes))
+        return (TO_ALLOCATE in notes(sandbox, probes[-1])) is bool(before)
+
+    eventually(is_known, "the scheduler knows of the change", interval=0.5)
     sandbox.create_all([pod(f"late-{number}", **SMALL) for number in range(10)])
-    assert len(sandbox.started(wait_for=20)) == 20
+    assert len(sandbox.started(wait_for=20 + len(probes))) == 20 + len(probes)
     assert (TO_ALLOCATE in notes(sandbox, "late-0")) is bool(before)
 
 

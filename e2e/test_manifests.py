@@ -60,8 +60,7 @@ def try_out(local: LocalCluster, folder: Path) -> set[str]:
 @pytest.fixture(scope="module")
 def types(local: LocalCluster) -> Iterator[None]:
     """The types of other projects."""
-    local.kubectl("apply", "-f", str(CRDS))
-    local.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(CRDS))
+    local.add_types(CRDS)
     yield
     local.kubectl("delete", "-f", str(CRDS))
 

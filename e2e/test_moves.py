@@ -15,7 +15,7 @@ from hami.model import Pod
 from hami.state.moves import MovePlan, MoveSearch
 from testing.accounts import account, binding, permitted, refused, wait_permitted
 from testing.cluster import MANIFESTS
-from testing.eventually import PATIENCE_S, eventually
+from testing.eventually import eventually
 from testing.fragmented import CARD, blocked_pod, fragmented
 from testing.kube import path_of
 from testing.nodes import LOCK_FREE, gpu
@@ -79,6 +79,12 @@ class Scene:
             spec = {"spec": {"unschedulable": name in names}}
             full = self.sandbox.node(name)["metadata"]["name"]
             self.kube.merge_patch("Node", full, spec)
+        self.sandbox.wait_schedulable(set(self.sandbox.nodes) - names)
+
+    def wait_refused(self) -> None:
+        """Waits until p fits none of the nodes. A plan only uses those that its last refusal is about, and
+        kube-scheduler may learn late that they are not cordoned."""
+        self.sandbox.refusal("p", f"none of {len(self.sandbox.nodes)} nodes")
 
     def pod_of(self, owner: str) -> Object | None:
         for item in self.kube.list("Pod", self.namespace):
@@ -105,14 +111,18 @@ class Scene:
         patch = {"metadata": {"labels": {MAKE_ROOM: str(moves)}}}
         self.kube.merge_patch("Pod", "p", patch, self.namespace)
 
-    def wait_placed(self, timeout: float = PATIENCE_S) -> None:
-        """Waits until all pods are bound, but for one for which nothing is left."""
+    def wait_placed(self) -> None:
+        """Waits until p and a pod of each ReplicaSet are bound."""
 
         def placed(pods: dict[str, Object]) -> bool:
-            waiting = [name for name, item in pods.items() if not item["spec"].get("nodeName")]
-            return "p" in pods and set(waiting) <= {"late"}
+            found = {
+                item["metadata"].get("labels", {}).get("app", name)
+                for name, item in pods.items()
+                if item["spec"].get("nodeName") and "deletionTimestamp" not in item["metadata"]
+            }
+            return {"p", *self.owners} <= found
 
-        self.kube.wait("Pod", placed, self.namespace, what="all pods are bound", timeout=timeout)
+        self.kube.wait("Pod", placed, self.namespace, what="all pods are bound")
 
 
 def delete_replica_sets(sandbox: Sandbox) -> None:
@@ -132,7 +142,7 @@ def scene(request: pytest.FixtureRequest, sandbox: Sandbox) -> Scene:
     request.addfinalizer(lambda: delete_replica_sets(sandbox))
     made = Scene(sandbox, TRIAL)
     sandbox.create(pod("p", **WHOLE))
-    sandbox.refusal("p")
+    made.wait_refused()
     return made
 
 
@@ -182,7 +192,7 @@ def test_plans_are_carried_out(
     made = Scene(sandbox, layout, fixed)
     before = made.uids()
     sandbox.create(pod("p", **requests))
-    sandbox.refusal("p")
+    made.wait_refused()
     made.ask(len(plan.moves))
     made.wait_placed()
     after = made.uids()
@@ -249,6 +259,7 @@ def test_the_next_leader_goes_on(scene: Scene, scheduler: Scheduler, evicted: st
 def test_who_asks_needs_a_right(sandbox: Sandbox) -> None:
     """Whoever may change the pod may withdraw the request; a new pod and a Binding cannot bring it."""
     tenant = account(sandbox, "tenant", "edit")
+    wait_permitted(sandbox, tenant, "patch", "pods")
     patch = {"metadata": {"labels": {MAKE_ROOM: "3"}}}
     withdrawn = {"metadata": {"labels": {MAKE_ROOM: None}}}
     asking = pod("q", gpu=1, labels={MAKE_ROOM: "3"})

@@ -67,8 +67,11 @@ class World:
 
     def create(self, item):
         """Creates a pod, which may be denied."""
-        with contextlib.suppress(ApiError):
+        try:
             self.sandbox.create(item)
+        except ApiError as error:
+            if error.status not in (400, 403, 422):
+                raise
 
     def _cards(self):
         count, kind = self._chance.randrange(1, 5), self._chance.random()
@@ -138,8 +141,8 @@ class World:
 
 
 @pytest.fixture
-def worlds(local, sandbox):
-    """The worlds, with nodes that are ready. HAMI_E2E_SEED makes those of an earlier run."""
+def worlds(sandbox, scheduler):
+    """The worlds, with nodes that are ready and known to the scheduler. HAMI_E2E_SEED makes those of an earlier run."""
     seed = int(os.environ.get("HAMI_E2E_SEED") or secrets.randbelow(1 << 32))
     print(f"HAMI_E2E_SEED={seed}")
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(4) as pool:
@@ -152,8 +155,14 @@ def worlds(local, sandbox):
         for world in made[:QUOTAS]:
             world.add_quota()
         list(pool.map(World.add_nodes, made))
-        for home in (sandbox, *own):
+        all_homes = (sandbox, *own)
+        for home in all_homes:
             home.wait_schedulable(home.nodes)
+        names = {home.node(name)["metadata"]["name"] for home in all_homes for name in home.nodes}
+        eventually(
+            lambda: all(f'"{name}"' in text for text in [scheduler.metrics()] for name in names),
+            "the scheduler knows the nodes",
+        )
         yield made
 
 

@@ -123,6 +123,12 @@ def running(sandbox: Sandbox, two_nodes: None) -> str:
     sandbox.create(on)
     assert sandbox.started() == {"running": "n0"}
     sandbox.wait_labeled("running")
+    sandbox.kube.wait(
+        "Pod",
+        lambda pods: pods["running"]["status"]["phase"] == "Running",
+        sandbox.namespace,
+        what="kwok has written the status",
+    )
     return "running"
 
 
@@ -1524,6 +1530,15 @@ def test_thousands_of_random_edits_of_a_running_cluster(sandbox, scheduler):
         assert found, name
         return float(found[1])
 
+    def is_settled() -> bool:
+        """Reports whether the scheduler has seen that the init container has ended."""
+        kind = "hami_vgpu_memory_allocated_bytes"
+        (line,) = (
+            line for line in held() if line.startswith(f"{kind}{{") and 'pod="inits"' in line
+        )
+        return float(line.split()[-1]) == 20_000 * 2**20
+
+    eventually(is_settled, lambda: f"its init container has ended: {held()}")
     before, memory = held(), 0.0
     assert len(before) >= 2 * 4
     for number in range(20):

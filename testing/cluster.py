@@ -300,6 +300,17 @@ class LocalCluster:
             stdin=subprocess.DEVNULL,
         ).stdout
 
+    def add_types(self, file: Path) -> None:
+        """Creates the CustomResourceDefinitions in *file*, and returns when kubectl finds all of them: the API server
+        lists a new type some time after it is established."""
+        names = self.kubectl("apply", "-f", str(file), "--output=name").split()
+
+        def are_listed() -> bool:
+            listed = self.kubectl("api-resources", "--output=name", "--cached=false").split()
+            return {name.rpartition("/")[2] for name in names} <= set(listed)
+
+        eventually(are_listed, f"the types in {file.name} are listed", interval=0.5)
+
     def wait_ready(self, timeout: float = PATIENCE_S) -> None:
         """Waits until the API server is ready."""
 

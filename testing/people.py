@@ -18,7 +18,7 @@ from testing.sandbox import Sandbox
 __all__ = ["DEVICE_CONFIG", "Answer", "ask", "hami"]
 
 DEVICE_CONFIG = MANIFESTS / "device-config.yaml"
-SECONDS = 60
+SECONDS = 180
 
 
 @dataclass(frozen=True, slots=True)

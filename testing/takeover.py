@@ -37,7 +37,9 @@ SECRET = "hami-scheduler-tls"
 ALLOCATED = "hami.io/vgpu-devices-allocated"
 RELEASE = Path(__file__).with_name("hami_release")
 THEIRS = "example.com/hami:v2"
-ROLLOUT_SECONDS = 90
+ROLLOUT_S = (
+    240  # of a DaemonSet with one new pod at a time, each of which must be ready for ten seconds
+)
 MAX_CONNECTING = 64  # more than begin while one hangs
 
 
@@ -117,7 +119,7 @@ class TakeOver:
         begun, connections, admitted = time.monotonic(), self.connections, self.admitted
         try:
             with (
-                socket.create_connection(address, timeout=5) as connection,
+                socket.create_connection(address, timeout=10) as connection,
                 context.wrap_socket(connection, server_hostname=f"{SCHEDULER}.{NAMESPACE}.svc"),
             ):
                 with self._lock:
@@ -248,6 +250,7 @@ class TakeOver:
         eventually(
             done,
             lambda: f"all pods have {image}: {summary(self._kube.list('Pod', NAMESPACE))}",
+            timeout=ROLLOUT_S,
             interval=0.2,
         )
 
