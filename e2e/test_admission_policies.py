@@ -224,7 +224,11 @@ def settings(
 
 @pytest.fixture
 def mutated(
-    settings: list[Object], certificates: Certificates, scheduler: Scheduler, sandbox: Sandbox
+    settings: list[Object],
+    certificates: Certificates,
+    scheduler: Scheduler,
+    sandbox: Sandbox,
+    user: Kube,
 ) -> Iterator[str]:
     """A namespace in which policies admit pods, and the webhook does not."""
     kube, namespace = sandbox.kube, mutated_namespace(sandbox)
@@ -246,10 +250,11 @@ def mutated(
     good, bad = pod("probe", gpu=1), pod("probe", gpu=1, percent=101)
     eventually(
         lambda: (
-            (admitted(kube, namespace, good) or {}).get("schedulerName") == "hami-scheduler"
-            and admitted(kube, namespace, bad) is None
+            (admitted(user, namespace, good) or {}).get("schedulerName") == "hami-scheduler"
+            and admitted(user, namespace, bad) is None
+            and admitted(user, sandbox.namespace, good) is not None
         ),
-        "the policies are in force",
+        "the policies and the rights of the user are in force",
     )
     yield namespace
     for document in settings:

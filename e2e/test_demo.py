@@ -22,7 +22,7 @@ from testing.realnode import missing
 
 ROOT = Path(__file__).parents[1]
 STEP = re.compile(r" *\d+ s  (.*)")
-LONG_SECONDS = 150
+LONG_SECONDS = 400
 REAL_NODES = pytest.mark.skipif(bool(missing()), reason=missing())
 
 

@@ -149,13 +149,12 @@ def names(sandbox):
     return {item["metadata"]["name"] for item in sandbox.kube.list("Pod", sandbox.namespace)}
 
 
-def node_of(sandbox, name, timeout=30):
+def node_of(sandbox, name):
     return sandbox.short(
         sandbox.kube.wait(
             "Pod",
             lambda pods: name in pods and pods[name]["spec"].get("nodeName"),
             sandbox.namespace,
-            timeout=timeout,
             what=f"{name} is bound",
         )
     )
@@ -356,8 +355,10 @@ def test_a_leader_that_was_suspended_evicts_nobody_else(two_nodes, scheduler):
 
 def test_none_of_five_hundred_pods_gets_what_is_freed(two_nodes):
     sandbox = two_nodes
-    victim = begin_preemption(sandbox)
+    fill(sandbox)
     sandbox.create_all(of("low", f"waits-{number}", 1000) for number in range(500))
+    sandbox.create(of("high", "p"))
+    (victim,) = eventually(lambda: ending(sandbox), "a victim is deleted")
     release(sandbox, victim)
     node_of(sandbox, "p")
     assert set(sandbox.bound(4)) == {"p"} | HOLDERS - {victim}

@@ -79,6 +79,16 @@ def state(plugin: DevicePlugin) -> tuple[int, str]:
         return 0, str(error)
 
 
+def tainted(kube: Kube) -> list[str]:
+    """Returns the names of the devices with taints."""
+    return [
+        device["name"]
+        for item in slices(kube)
+        for device in item["spec"]["devices"]
+        if device.get("taints")
+    ]
+
+
 def slices(kube: Kube) -> list[Object]:
     return [item for item in kube.list("ResourceSlice") if item["spec"]["driver"] == DRIVER]
 
@@ -275,6 +285,16 @@ def test_slices_come_back(sandbox, real, driver):
     running(sandbox, "a")
 
 
+def wait_restarted(sandbox: Sandbox, *names: str) -> None:
+    """Waits until the containers of pods run again after a reboot."""
+
+    def wait(seconds: float) -> None:
+        for name in names:
+            restarted(sandbox, name, 0, timeout=seconds)
+
+    claims.nudged(sandbox, names, wait)
+
+
 def test_the_node_reboots(sandbox, real, driver):
     """All processes end, and /run is empty afterwards: the kubelet has all claims prepared again."""
     memory = {"a": 1000, "b": 2000}
@@ -286,8 +306,7 @@ def test_the_node_reboots(sandbox, real, driver):
     driver.kill()
     real.reboot()
     driver.start()
-    for name in memory:
-        restarted(sandbox, name, 0)
+    wait_restarted(sandbox, *memory)
     assert [views(sandbox, real, name, 2) for name in memory] == [["1000m"] * 2, ["2000m"] * 2]
     assert specifications(real) == before
     emptied(sandbox, real)
@@ -302,10 +321,17 @@ def test_a_pod_is_deleted_by_force(sandbox, real, driver):
     (prepared,) = {
         name for name in specifications(real) if claim_of(sandbox, "a")["metadata"]["uid"] in name
     }
+    name = claim_of(sandbox, "a")["metadata"]["name"]
     real.kubelet.pause()
     sandbox.delete("a")
+    sandbox.kube.wait(
+        "ResourceClaim",
+        lambda found: name not in found,
+        sandbox.namespace,
+        what="the claim is gone",
+    )
     create(sandbox, "next", FIRST.memory)
-    sandbox.bound()
+    claims.nudged(sandbox, ["next"], lambda seconds: sandbox.bound(timeout=seconds))
     real.kubelet.resume()
     running(sandbox, "next")
     assert seen(sandbox, real, "next").limit == held
@@ -357,8 +383,10 @@ def test_instances_are_made_for_claims_and_go_with_them(sandbox, real, driver):
             lambda: monitor.values("hami_vgpu_memory_limit_bytes", sandbox.namespace) == sizes,
             lambda: f"the monitor shows {sizes}:\n{monitor.page()}",
         )
-        assert all(
-            f'mig_uuid="{env[name]["NVIDIA_VISIBLE_DEVICES"]}"' in monitor.page() for name in env
+        uuids = [f'mig_uuid="{env[name]["NVIDIA_VISIBLE_DEVICES"]}"' for name in env]
+        eventually(
+            lambda: all(uuid in page for page in [monitor.page()] for uuid in uuids),
+            lambda: f"the monitor shows {uuids}:\n{monitor.page()}",
         )
     finally:
         monitor.close()
@@ -396,8 +424,7 @@ def test_a_node_with_instances_reboots(sandbox, real, driver):
     (real.folder / "cards.yaml.state").write_text("{}")  # instances do not survive, MIG mode does
     real.reboot()
     driver.start(operating_mode="mig")
-    for name in ("a", "b"):
-        restarted(sandbox, name, 0)
+    wait_restarted(sandbox, "a", "b")
     after = instances(real)
     assert sorted(after.values()) == sorted(before.values()) == [("3g.40gb", 0), ("3g.40gb", 4)]
     for uuid in after:
@@ -415,7 +442,7 @@ def test_a_claim_that_cannot_be_prepared_is_tried_again(sandbox, real, driver):
     library = real.path(HOOK) / "vgpu" / "libvgpu.so"
     library.unlink()
     create(sandbox, "a", 1000)
-    assert "the limiter is not installed" in sandbox.event("a", "FailedPrepareDynamicResources")
+    claims.refused(sandbox, "a", "the limiter is not installed")
     driver.install_limiter(b"the limiter\n")
     running(sandbox, "a")
 
@@ -425,10 +452,8 @@ def test_containers_share_all_of_their_requests_or_none(sandbox, real, driver):
     item = claiming(sandbox, item, claims.spec_of(left=share(1000), right=share(2000)))
     item["spec"]["containers"][0]["resources"]["claims"] = [{"name": "gpu"}]
     sandbox.create(item)
-    assert "containers left and right of pod a both use request right" in sandbox.event(
-        "a", "FailedPrepareDynamicResources"
-    )
-    why = sandbox.event("a", "DeviceGone", timeout=250)  # the kubelet asks every 80 s
+    claims.refused(sandbox, "a", "containers left and right of pod a both use request right")
+    why = sandbox.event("a", "DeviceGone", timeout=400)  # the kubelet asks every 80 s
     assert "both use request right" in why
     assert "delete the pod" in why
 
@@ -449,9 +474,8 @@ def test_strict_mode_holds_for_claims_of_users(sandbox, real, driver):
             {"name": variable, "value": value}
         )
         sandbox.create(item)
-    assert "container main: env LD_PRELOAD=/x.so is not permitted in strict mode" in sandbox.event(
-        "lifts", "FailedPrepareDynamicResources"
-    )
+    forbidden = "container main: env LD_PRELOAD=/x.so is not permitted in strict mode"
+    claims.refused(sandbox, "lifts", forbidden)
     running(sandbox, "hidden")
     assert seen(sandbox, real, "hidden").limit == (FIRST.uuid, "1000m", "0")
 
@@ -513,7 +537,7 @@ def test_nobody_gets_more_than_a_card_has(sandbox, real, driver):
             "target": {"kind": "Node", "name": real.name},
         },
     )
-    message = sandbox.event("b", "FailedPrepareDynamicResources", "MiB of memory")
+    message = claims.refused(sandbox, "b", "MiB of memory")
     held = claim_of(sandbox, "a")["metadata"]["name"]
     assert f"{sandbox.namespace}/forged needs 2000 MiB" in message
     assert f"{sandbox.namespace}/{held} has" in message
@@ -532,7 +556,12 @@ def test_a_device_that_becomes_unhealthy(sandbox, real, driver):
 
     sandbox.kube.wait("Pod", is_unhealthy, sandbox.namespace, what="the pod says so")
     sandbox.event("a", "GpuUnhealthy", "it is lost")
-    assert FIRST.uuid in real.node()["metadata"]["annotations"]["hami.io/device-health"]
+    health = "hami.io/device-health"
+    real.wait_node(
+        lambda node: FIRST.uuid in node["metadata"]["annotations"].get(health, ""),
+        what="the node says so",
+    )
+    eventually(lambda: tainted(real.kube) == [device_name(FIRST.uuid)], "the slice says so")
     create(sandbox, "b", 1000)
     running(sandbox, "b")
     assert seen(sandbox, real, "b").limit[0] == SECOND.uuid
@@ -544,11 +573,12 @@ def test_a_device_that_becomes_unhealthy(sandbox, real, driver):
 def test_the_allocation_mode_cannot_change_while_pods_have_devices(sandbox, real, driver):
     def closed(other: str, holder: str) -> None:
         """The plugin does not start, and says why."""
-        eventually(
-            lambda: "the allocation mode of the node cannot be" in state(driver)[1],
-            lambda: str(state(driver)),
-        )
-        status, reason = state(driver)
+
+        def refusal() -> tuple[int, str] | None:
+            told = state(driver)
+            return told if "the allocation mode of the node cannot be" in told[1] else None
+
+        status, reason = eventually(refusal, lambda: str(state(driver))) or (0, "")
         assert status == 503
         assert f"devices in the allocation mode {other}, such as {holder}" in reason
 

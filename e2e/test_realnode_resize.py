@@ -132,7 +132,7 @@ def test_two_elastic_pods_share_a_card_and_use_more_of_it_alone(sandbox, gpu, mo
 
     def started(name: str, most: int) -> Tenant:
         busy = client(
-            "module", "launch plain idle 1", "load medium 120000", gpu=1, gpumem=1000, gpucores=30
+            "module", "launch plain idle 1", "load medium 600000", gpu=1, gpumem=1000, gpucores=30
         )
         sandbox.create(client_pod(name, busy, **{"nvidia.com/gpucores-limit": str(most)}))
         sandbox.running(name)

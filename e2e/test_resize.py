@@ -296,7 +296,7 @@ def test_fifty_pods_are_resized_while_five_hundred_are_created(sandbox):
                 of(rng.randrange(1000, 30_000), rng.choice([None, 1, 5, 20])),
             )
         creation.join()
-        sandbox.started(CREATED + RESIZED_PODS)
+        sandbox.started(CREATED + RESIZED_PODS, timeout=300)
         eventually(
             lambda: disagreements(sandbox) == [],
             lambda: str(disagreements(sandbox)),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jsonpatch
 
@@ -39,6 +39,8 @@ __all__ = [
     "installed",
     "instances",
     "missing",
+    "nudged",
+    "refused",
     "running",
     "serving",
     "share",
@@ -50,10 +52,11 @@ __all__ = [
 ]
 
 Object = dict[str, Any]
+T = TypeVar("T")
 COMPONENT = MANIFESTS.parent / "components" / "dra"
 ALLOCATE = MANIFESTS.parent / "components" / "dra-allocate"
 CDI = "/run/cdi"
-ATTEMPTS = 10  # until pods run
+ATTEMPTS = 30  # until pods do what they shall, each of ten seconds
 FIRST = (1, 36)  # the version of Kubernetes that has all of it without feature gates
 SLOTS_PER_POD = 2
 """Slots for each of the pods with claims that are created at once. kube-scheduler counts a claim twice while it writes
@@ -189,21 +192,36 @@ def wait_called(kube: Kube) -> None:
 
 
 def running(sandbox: Sandbox, *names: str) -> None:
-    """Waits until pods run. Until then, their annotations change: the kubelet then tries again at once what has failed,
-    else only after a minute. An API server that is late forbids it to read the claim of a new pod. The class changes,
-    too: kube-scheduler then tries pods again that it may have forgotten, else only after five minutes.
+    """Waits until pods run."""
+    nudged(sandbox, names, lambda seconds: sandbox.running(*names, timeout=seconds))
+
+
+def refused(sandbox: Sandbox, name: str, containing: str) -> str:
+    """Waits until the kubelet says why it cannot prepare the claim of a pod; returns its message."""
+    reason = "FailedPrepareDynamicResources"
+    return nudged(
+        sandbox, [name], lambda seconds: sandbox.event(name, reason, containing, timeout=seconds)
+    )
+
+
+def nudged(sandbox: Sandbox, names: Sequence[str], wait: Callable[[float], T]) -> T:
+    """Returns what *wait*, which is given seconds, returns in time. Until then, the annotations of the pods change: the
+    kubelet then tries again at once what has failed, else only after a minute. An API server that is late forbids it
+    to read the claim of a new pod. The class changes, too: kube-scheduler then tries pods again that it may have
+    forgotten, else only after five minutes.
     """
-    for attempt in range(ATTEMPTS):
+    attempt = 0
+    while True:
         patch = {"metadata": {"annotations": {"hami-e2e/attempt": str(attempt)}}}
         for name in names:
             sandbox.kube.merge_patch("Pod", name, patch, sandbox.namespace)
         if attempt:
             sandbox.kube.merge_patch("DeviceClass", DRIVER, patch)
         try:
-            sandbox.running(*names, timeout=10)
-            return
+            return wait(10)
         except WaitTimeout as error:
-            if attempt == ATTEMPTS - 1:
+            attempt += 1
+            if attempt == ATTEMPTS:
                 raise
             print(error)
 

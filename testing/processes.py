@@ -170,7 +170,6 @@ class Program:
         eventually(
             self._is_suspended,
             f"{self.name} (pid {self.pid}) is suspended",
-            timeout=10,
             interval=0.01,
         )
 
