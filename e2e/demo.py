@@ -39,6 +39,7 @@ from testing.dashboard import PAGES, dashboard
 from testing.eventually import eventually
 from testing.farewell import say_farewell
 from testing.joined_node import NodeUnavailable
+from testing.kube import ApiError
 from testing.limiter.builds import Unavailable
 from testing.nodes import gpus
 from testing.people import DEVICE_CONFIG, ask
@@ -57,7 +58,7 @@ T4 = {"memory_mib": 15_360, "model": "NVIDIA T4"}
 PODS = 40
 SETTLED_SECONDS = 2
 SUMMARY_SECONDS = 2
-TIMEOUT_SECONDS = 60
+TIMEOUT_SECONDS = 180
 PLAIN_WIDTH = 120
 JOB, ROOM = Path(__file__).with_name("demo_job.yaml"), Path(__file__).with_name("demo_room.yaml")
 OWNED = ("notebook", "inference")
@@ -289,12 +290,16 @@ def preempt(console: Console, cluster: LocalCluster, sandbox: Sandbox) -> None:
 
     def patch_all(finalizers: list[str] | None) -> None:
         for item in cluster.kube.list("Pod", sandbox.namespace):
-            cluster.kube.merge_patch(
-                "Pod",
-                item["metadata"]["name"],
-                {"metadata": {"finalizers": finalizers}},
-                sandbox.namespace,
-            )
+            try:
+                cluster.kube.merge_patch(
+                    "Pod",
+                    item["metadata"]["name"],
+                    {"metadata": {"finalizers": finalizers}},
+                    sandbox.namespace,
+                )
+            except ApiError as error:
+                if error.status != 404:  # it has ended meanwhile
+                    raise
 
     def ending() -> bool:
         return any(
@@ -371,6 +376,10 @@ def take_pictures(address: str, sandbox: Sandbox, folder: Path) -> None:
 
 def farewell(console: Console, cluster: LocalCluster, sandbox: Sandbox, address: str) -> None:
     """Prints how to use the cluster."""
+    names = sorted(sandbox.bound(1))
+    notebook, whole = (
+        next(name for name in names if name.startswith(kind)) for kind in ("notebook", "whole-card")
+    )
     configured = f"--device-config-file={shlex.quote(str(DEVICE_CONFIG))}"
     say_farewell(
         console,
@@ -381,8 +390,8 @@ def farewell(console: Console, cluster: LocalCluster, sandbox: Sandbox, address:
             f"kubectl hami top cards {configured}",
             f"kubectl hami capacity -f {shlex.quote(str(ROOM))} --defragment {configured}",
             "kubectl get events --field-selector reason=FilteringFailed",
-            "kubectl get pod notebook-0 -o jsonpath='{.metadata.annotations}'",
-            "kubectl delete pod whole-card-0   # and a waiting pod is placed",
+            f"kubectl get pod {notebook} -o jsonpath='{{.metadata.annotations}}'",
+            f"kubectl delete pod {whole}   # and a waiting pod is placed",
         ),
         (f"Dashboard: {address}", f"Logs: {cluster.folder}/hami-scheduler-0.log"),
     )

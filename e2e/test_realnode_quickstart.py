@@ -125,7 +125,7 @@ class Reader:
         ).start()
         assert waiting.running()
         gpu_operator.install_toolkit(self.node)
-        waiting.wait_end(30)
+        waiting.wait_end()
         assert waiting.exit_code == 0
         assert self.node.kube.get("RuntimeClass", spec["runtimeClassName"])["handler"] == "nvidia"
         plugin = DevicePlugin(self.node)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from hami.codec.keys import ASSIGNED_NODE
-from testing.device_plugin import HOOK, SLOTS, cards
+from testing.device_plugin import CHECKPOINT, HOOK, RESOURCE, SLOTS, cards
 from testing.eventually import eventually
 from testing.placing import (
     ALLOCATED,
@@ -71,9 +71,7 @@ def specifications(real: RealNode) -> list[str]:
 
 
 def names_in_checkpoint(real: RealNode) -> int:
-    data = json.loads(
-        real.path("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint").read_text()
-    )
+    data = json.loads(real.path(CHECKPOINT).read_text())
     return len(data["Data"]["PodDeviceEntries"] or [])
 
 
@@ -273,7 +271,7 @@ def test_the_kubelet_is_restarted_while_a_pod_waits(sandbox, real, plugin):
     holding(sandbox, "b")
     real.kill_kubelet()
     before = kill_container(sandbox, real, "a")
-    real.start_kubelet()
+    plugin.restart_kubelet(2 * SLOTS)
     restarted(sandbox, "a", before)
     release(sandbox, real, "b")
     sandbox.running("b")
@@ -300,6 +298,7 @@ def test_containerd_is_restarted(sandbox, real, plugin):
     one(sandbox, real, "b", 2000, held)
     before = sandbox.running("a")
     holding(sandbox, "b")
+    views(sandbox, real, "a", 1)
     real.restart_containerd()
     assert sandbox.running("a") == before
     release(sandbox, real, "b")
@@ -351,6 +350,7 @@ def test_the_node_reboots(sandbox, real, plugin, replicas, is_late):
     sandbox.create(*bare.values())
     sandbox.running(*bare)
     plugin.kill()
+    real.wait_allocatable(RESOURCE, 0)  # nothing new is bound to the node
     real.reboot()
     sandbox.kube.wait(
         "Pod",
@@ -389,10 +389,9 @@ def test_the_kubelet_is_restarted_after_an_init_container_with_a_device(
     before = sandbox.running("a")
     if is_away:
         plugin.kill()
-    real.kill_kubelet()
-    real.start_kubelet()
-    real.wait_ready()
-    if is_away:
+        real.kill_kubelet()
+        real.start_kubelet()
+        real.wait_ready()
         sandbox.kube.wait(
             "Pod",
             lambda pods: rejected(pods) == {"a"},
@@ -402,6 +401,7 @@ def test_the_kubelet_is_restarted_after_an_init_container_with_a_device(
         assert "or with a claim" in sandbox.event("a", "DevicesNotReady")
         plugin.start()
     else:
+        plugin.restart_kubelet(2 * SLOTS)
         assert sandbox.running("a") == before
     plugin.wait_offered(2 * SLOTS)
 
@@ -437,9 +437,12 @@ def test_a_pod_that_the_api_server_does_not_know_any_more(sandbox, real, plugin)
 def test_an_allocation_is_revoked_before_the_start(sandbox, real, plugin):
     one(sandbox, real, "a", 1000, held)
     holding(sandbox, "a")
+    plugin.stop()
     sandbox.kube.merge_patch(
         "Pod", "a", {"metadata": {"annotations": {PHASE: "failed"}}}, sandbox.namespace
     )
+    real.wait_allocatable(RESOURCE, 0)
+    plugin.start().wait_offered(2 * SLOTS)  # it has read the pod anew
     release(sandbox, real, "a")
     refusal(sandbox, "a", "cannot be served: its bind-phase is failed")
     sandbox.delete("a")
@@ -492,7 +495,9 @@ def read_only(real: RealNode, folder: str) -> Iterator[None]:
     """Makes a folder of the node read-only for everybody."""
 
     def run(name: str, command: str) -> None:
-        real.program(name, ["sh", "-ec", command]).start().wait_end(10)
+        program = real.program(name, ["sh", "-ec", command]).start()
+        program.wait_end()
+        assert program.exit_code == 0, program.tail()
 
     run("read-only", f"mount --bind {folder} {folder}; mount -o remount,bind,ro {folder}")
     try:
@@ -567,6 +572,7 @@ def test_the_mode_changes_under_running_pods(sandbox, real, plugin):
     assert sandbox.running("start", "waiting")[:1] == before
     restarted(sandbox, "start", kill_container(sandbox, real, "start"))
     plugin.stop()
+    real.wait_allocatable(RESOURCE, 0)
     plugin.start().wait_offered(2 * SLOTS)
     restarted(sandbox, "locked", kill_container(sandbox, real, "locked"))
     one(sandbox, real, "last", 5000)

@@ -154,7 +154,7 @@ class LocalCluster:
             finally:
                 reaper.end(folder)
                 for program in cluster.components.values():
-                    program.wait_end(10)  # what was started again is a child of this process
+                    program.wait_end()  # what was started again is a child of this process
 
     def _create(self, config: Object) -> None:
         (self.folder / "scheduler.yaml").write_text(yaml.safe_dump(config))

@@ -29,10 +29,11 @@ from testing.revision import THIS, Revision
 from testing.scheduler import shipped_flags
 from testing.yaml_text import read_documents
 
-__all__ = ["HOOK", "RESOURCE", "SLOTS", "Card", "DevicePlugin", "cards"]
+__all__ = ["CHECKPOINT", "HOOK", "RESOURCE", "SLOTS", "Card", "DevicePlugin", "cards"]
 
 Object = dict[str, Any]
 RESOURCE = "nvidia.com/gpu"
+CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
 HOOK = "/var/lib/hami"
 """Host directory above ``vgpu``, on the node."""
 SLOTS = 10
@@ -185,8 +186,10 @@ class DevicePlugin:
         return self._defaults.get("allocate") == "admission" or LOCK_FREE in found
 
     def restart_kubelet(self, amount: int) -> None:
-        """Kills the kubelet, starts it again and waits until it offers *amount* slices of this plugin, not of the one
-        that it remembers: until the plugin has registered again, it fails each pod with devices."""
+        """Kills the kubelet, starts it again and waits until it offers *amount* slices of this plugin.
+
+        It hears nothing of the API server until it knows the devices: before, it fails pods with devices for good.
+        """
         self.node.kill_kubelet()
         self.node.kube.merge_patch(
             "Node",
@@ -195,7 +198,17 @@ class DevicePlugin:
             subresource="status",
         )
         self._begun = self.program.log.stat().st_size
-        self.node.start_kubelet()
+        checkpoint = self.node.path(CHECKPOINT)
+        before = checkpoint.stat().st_mtime_ns
+        self.node.cluster.pause_api_server()
+        try:
+            self.node.start_kubelet()
+            self.wait_registered()
+            eventually(
+                lambda: checkpoint.stat().st_mtime_ns != before, "the kubelet has the devices"
+            )
+        finally:
+            self.node.cluster.resume_api_server()
         self.wait_offered(amount)
 
     # -- what it has done

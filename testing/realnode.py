@@ -425,7 +425,7 @@ class RealNode(JoinedNode):
         for name in ("kubelet", "containerd"):
             if program := getattr(self, name, None):
                 program.kill()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         end_control_groups("/".join(control_group(self.cluster, self.name)), deadline)
         while (
             self.folder.exists() and time.monotonic() < deadline

@@ -122,7 +122,9 @@ def control_groups(name: str) -> list[Path]:
 
 def end_control_groups(name: str, deadline: float) -> None:
     """Kills the processes in the control groups called *name*, such as remaining containers, and removes the groups."""
-    while (groups := control_groups(name)) and time.monotonic() < deadline:
+    is_last = False
+    while (groups := control_groups(name)) and not is_last:
+        is_last = time.monotonic() > deadline
         for group in groups:
             with contextlib.suppress(OSError):
                 for pid in (group / "cgroup.procs").read_text().split():
@@ -136,10 +138,12 @@ def end_control_groups(name: str, deadline: float) -> None:
         time.sleep(0.02)
 
 
-def end(folder: Path, timeout: float = 10) -> None:
-    """Kills the processes of *folder* and removes it."""
+def end(folder: Path, timeout: float = 60) -> None:
+    """Kills the processes of *folder* and removes it; all is tried at least once, if this process stood still, too."""
     deadline = time.monotonic() + timeout
-    while (pids := processes_of(folder)) and time.monotonic() < deadline:
+    is_last = False
+    while (pids := processes_of(folder)) and not is_last:
+        is_last = time.monotonic() > deadline
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

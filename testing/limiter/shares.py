@@ -99,7 +99,8 @@ def deciding(tenants: Sequence[Tenant]) -> contextlib.AbstractContextManager[Non
 
 def measured_shares(tenants: Sequence[Tenant], seconds: float) -> list[float]:
     """Percent of the card that each of *tenants* uses in the next *seconds*."""
-    before, begun = [sum(tenant.busy().values()) for tenant in tenants], time.monotonic()
+    begun = time.monotonic()
+    before = [sum(tenant.busy().values()) for tenant in tenants]
     time.sleep(seconds)
     after, took = [sum(tenant.busy().values()) for tenant in tenants], time.monotonic() - begun
     return [(new - old) / took / 1e7 for old, new in zip(before, after, strict=True)]
