@@ -2,7 +2,6 @@
 
 import queue
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -10,8 +9,7 @@ import grpc
 
 from hami.plugin import api_pb2 as api
 
-TIMEOUT_S = 20  # no test waits that long unless it fails
-SLOW_S = 0.5
+TIMEOUT_S = 60  # no test waits that long unless it fails
 
 
 class Kubelet:
@@ -19,8 +17,9 @@ class Kubelet:
 
     def __init__(self, directory, *, refuses=""):
         self.directory = directory
-        self.is_slow = False
-        """Whether the next answer comes after `SLOW_S`."""
+        self.may_answer = threading.Event()
+        """Registrations are answered once it is set."""
+        self.may_answer.set()
         self.registered = queue.Queue()
         self.options = queue.Queue()
         self.lists = queue.Queue()
@@ -56,9 +55,7 @@ class Kubelet:
         self.options.put(
             Caller(self.directory / request.endpoint).options()
         )  # before it answers, as a kubelet does
-        if self.is_slow:
-            self.is_slow = False
-            time.sleep(SLOW_S)
+        self.may_answer.wait(TIMEOUT_S)
         self.registered.put(request)
         return api.Empty()
 
@@ -88,6 +85,7 @@ class Kubelet:
 
     def stop(self):
         """Stops like a killed kubelet: its socket stays."""
+        self.may_answer.set()
         self.disconnect()
         self._server.stop(0).wait()
 

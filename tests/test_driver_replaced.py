@@ -127,7 +127,8 @@ def test_the_next_process_of_a_monitor_uses_the_new_driver(driver, process):
 
 def run_plugin(root, directory, stop):
     """Runs a device plugin until it ends or the file *stop* exists; returns its exit status, and the health of the
-    devices as the node has them. Its clock runs a hundred times as fast."""
+    devices as the node has them. Its clock runs a hundred times as fast while no device is healthy, and stands still
+    otherwise: it does not end before the node says so."""
     reader = importlib.import_module("hami.plugin.card_reader")
     reader.INTERVAL_S, reader.RETRY_S = 0.5, 0.1
     settings = read_plugin_settings(
@@ -141,7 +142,11 @@ def run_plugin(root, directory, stop):
         {},
     )
     cluster = FakeCluster(nodes=[Node(name="n1")])
-    library = DriverLibrary(clock=lambda: 100 * time.monotonic())
+
+    def healthy():
+        return cluster.nodes["n1"].annotations.get(REGISTER, "").count('"health":true')
+
+    library = DriverLibrary(clock=lambda: 0.0 if healthy() else 100 * time.monotonic())
 
     class Signals(queue.SimpleQueue):
         def get(self, timeout=None):
@@ -158,7 +163,7 @@ def run_plugin(root, directory, stop):
         on_started=lambda: None,
         make=lambda settings: DevicePluginProgram(settings, cluster=cluster, library=library),
     )
-    return status, cluster.nodes["n1"].annotations.get(REGISTER, "").count('"health":true')
+    return status, healthy()
 
 
 @pytest.fixture

@@ -111,7 +111,7 @@ def test_a_signal_ends_a_program_that_builds(scene, words, signals):
     process = scene.start(*words)
     for number in signals:
         process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode in [128 + number for number in signals], (
         output
     )  # two may arrive together

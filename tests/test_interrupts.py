@@ -76,12 +76,12 @@ def test_a_second_signal_does_not_disturb_that(second):
 
 
 @cases(
-    "cleans, status",
-    ("cleans up", "pass", 128 + signal.SIGTERM),
-    ("hangs", "time.sleep(1000)", -signal.SIGALRM),
+    "cleans, hung_s, status",
+    ("cleans up", "pass", 60, 128 + signal.SIGTERM),
+    ("hangs", "time.sleep(1000)", 1, -signal.SIGALRM),
 )
-def test_a_program_that_hangs_meanwhile_is_ended(cleans, status):
-    process = started(cleans=cleans, hung_s=1)
+def test_a_program_that_hangs_meanwhile_is_ended(cleans, hung_s, status):
+    process = started(cleans=cleans, hung_s=hung_s)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
     assert process.returncode == status

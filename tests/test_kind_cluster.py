@@ -203,7 +203,7 @@ def test_a_start_that_is_ended_leaves_nothing(machine, tmp_path, signals):
     process = when_debian_is_made(machine, tmp_path)
     for number in signals:
         process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode in [128 + number for number in signals], output
     assert "nothing is left running" in output
     eventually(lambda: not is_alive(dockerd(tmp_path)), "dockerd has ended")
@@ -218,7 +218,7 @@ def test_a_docker_that_was_there_already_is_left_alone(machine, tmp_path):
     (folder / "dockerd.pid").write_text(f"{os.getpid()}")
     process = when_debian_is_made(machine, tmp_path)
     process.send_signal(signal.SIGTERM)
-    assert "nothing is left running" in process.communicate(timeout=60)[0]
+    assert "nothing is left running" in process.communicate(timeout=120)[0]
     assert not (tmp_path / "log").exists()
 
 

@@ -285,7 +285,7 @@ PAGE = """# A page
 
 ```console
 kind create cluster
-echo $$ >pid; sleep 1000
+echo $$ >pid.new; mv pid.new pid; sleep 1000
 ```
 
 ```console

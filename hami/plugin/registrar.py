@@ -47,6 +47,9 @@ RETRY_S = 5.0
 CONFLICT_S = 0.1
 """The same if somebody else has changed the node meanwhile: the kubelet writes it in the seconds of a registration,
 until which pods need the node lock."""
+WITHDRAW_S = 30.0
+"""Seconds for which a start waits for a withdrawal that has begun, which would otherwise take back what the start
+registers."""
 
 
 class NodeRegistrar(Task):
@@ -231,6 +234,7 @@ def withdrawn_unless_read(
         raise
     finally:
         task.stop()
+        task.join(WITHDRAW_S)
 
 
 def withdraw_devices(cluster: Cluster, config: PluginConfig, vendor: Vendor) -> None:

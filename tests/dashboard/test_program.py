@@ -30,6 +30,7 @@ from hami.state.workload import FIRST
 from testing.cases import cases
 from testing.eventually import eventually
 from testing.fake_api import bound, node, pending
+from testing.processes import thread_states
 from tests.web.test_tls import Authority
 
 TIMEOUT_S = 20.0
@@ -189,8 +190,12 @@ def test_a_thread_that_hangs_fails_the_liveness_probe(start, cluster):
     program = start()
     for task in program._work.tasks:
         task._limit_s = 0.1
-    eventually(lambda: "hangs" in get(program, "/healthz")[1], "the probe fails")
-    assert get(program, "/healthz")[0] == 500
+
+    def status():
+        code, text = get(program, "/healthz")
+        return code if "hangs" in text else None
+
+    assert eventually(status, "the thread hangs") == 500
     cluster.is_read.set()
 
 
@@ -284,6 +289,7 @@ def test_a_process_that_is_stopped_fails_the_liveness_probe(process):
     started, port = process
     assert probe(port) == 200
     started.send_signal(signal.SIGSTOP)
+    eventually(lambda: thread_states(started.pid) == {"T"}, "it is stopped")
     assert probe(port, timeout=1.0) is None
     started.send_signal(signal.SIGCONT)
     assert probe(port) == 200

@@ -214,7 +214,6 @@ def test_a_waiting_pod_fits_after_the_change(rng):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_nearly_all_waiting_pods_get_a_change():
     chance, tried, helped = random.Random(0), 0, 0
     while tried < 125:

@@ -181,13 +181,13 @@ def test_a_server_says_how_long_to_wait(server, status, header, seconds):
     assert caught.value.retry_after_s == seconds
 
 
-def silent_server():
+def silent_server(timeout):
     """Returns the error of a write to a server that does not answer, and what the server has received."""
     received = b""
     with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(ClusterError) as caught:
         client = Api(Configuration(host=f"http://127.0.0.1:{listener.getsockname()[1]}"))
         try:
-            client.request("POST", "/x", body=b"{}", timeout=0.05)
+            client.request("POST", "/x", body=b"{}", timeout=timeout)
         finally:
             connection, _ = listener.accept()
             with connection, pytest.raises(ConnectionResetError):
@@ -200,14 +200,14 @@ def test_a_write_that_gets_its_connection_too_late_is_not_sent(monkeypatch):
     """Name lookup, several addresses and the TLS handshake can take longer than the timeout."""
     connect = HTTPConnection.connect
     monkeypatch.setattr(HTTPConnection, "connect", lambda self: (time.sleep(0.06), connect(self)))
-    error, received = silent_server()
+    error, received = silent_server(timeout=0.05)
     assert is_unsent(error)
     assert b"{}" not in received
 
 
 def test_a_write_that_timed_out_is_discarded_by_the_kernel_too():
     """Otherwise it would be sent again until the network is back, and arrive then: hence the reset."""
-    error, received = silent_server()
+    error, received = silent_server(timeout=0.5)
     assert not is_unsent(error)
     assert received.endswith(b"{}")
 
@@ -223,7 +223,7 @@ def test_a_refusal_that_is_no_status_is_quoted(server, body):
 def test_a_hung_server_is_noticed(server):
     server.answers.append((200, [server.over.wait]))
     with pytest.raises(ClusterError, match="timed out") as caught:
-        api(server, timeout=30).request("POST", "/x", body=b"{}", timeout=0.05)
+        api(server, timeout=30).request("POST", "/x", body=b"{}", timeout=0.5)
     assert caught.value.status is None
     assert caught.value.__cause__ is not None
     assert not is_unsent(caught.value)

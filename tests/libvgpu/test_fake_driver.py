@@ -73,9 +73,9 @@ def beside_a_neighbor(bare, kernel, rounds):
 
     All its work is queued before: one that has to wake up for more, on a busy machine, leaves the card to the client.
     """
-    neighbor, client = bare(FAKE_CUDA_QUEUE="100"), bare()
+    neighbor, client = bare(FAKE_CUDA_QUEUE="1000"), bare()
     client.do("launch plain idle 1")
-    neighbor.do("launch plain busy_20000 100")
+    neighbor.do("launch plain busy_20000 1000")
     return client.do(f"autotune {kernel} {rounds}")
 
 

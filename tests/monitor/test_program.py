@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import urllib3
@@ -20,6 +19,7 @@ from hami.monitor.processes import HostProcesses
 from hami.monitor.program import MonitorProgram, print_once, serve
 from hami.monitor.settings import MonitorSettings, above_vgpu, read_monitor_settings
 from hami.runtime.options import Address, all_flags
+from testing.eventually import PATIENCE_S, eventually
 from testing.monitor_stage import uid_of, wire
 from testing.pod_server import Server
 from testing.region_bytes import UUIDS, Process, region_bytes
@@ -76,20 +76,13 @@ def get(program, path):
     return answer.status, answer.data.decode()
 
 
-def eventually(check):
-    deadline = time.monotonic() + TIMEOUT_S
-    while not check():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_new_pod_is_on_the_page_and_a_deleted_one_is_not(program, server):
-    eventually(lambda: get(program, "/readyz")[0] == 200)
+    eventually(lambda: get(program, "/readyz")[0] == 200, "it is ready")
     assert 'pod="a"' in get(program, "/metrics")[1]
     server.report("ADDED", wire("b", 6))
-    eventually(lambda: 'pod="b"' in get(program, "/metrics")[1])
+    eventually(lambda: 'pod="b"' in get(program, "/metrics")[1], "the new pod is shown")
     server.report("DELETED", wire("a", 7))
-    eventually(lambda: 'pod="a"' not in get(program, "/metrics")[1])
+    eventually(lambda: 'pod="a"' not in get(program, "/metrics")[1], "the other is gone")
     assert get(program, "/healthz") == (200, "ok\n")
 
 
@@ -97,7 +90,7 @@ def test_the_region_of_a_pod_is_on_the_page(program, tmp_path):
     directory = tmp_path / "vgpu" / "containers" / f"{uid_of('a')}_main"
     directory.mkdir(parents=True)
     (directory / "t.cache").write_bytes(region_bytes(processes=[Process(used={0: 4096})]))
-    eventually(lambda: "} 4096" in get(program, "/metrics")[1])
+    eventually(lambda: "} 4096" in get(program, "/metrics")[1], "its use is shown")
 
 
 def test_it_is_not_ready_before_it_knows_the_pods(make, settings, server):
@@ -106,7 +99,7 @@ def test_it_is_not_ready_before_it_knows_the_pods(make, settings, server):
     assert "no round" in program.unready_reason()
     program.start()
     try:
-        eventually(lambda: "not known yet" in get(program, "/readyz")[1])
+        eventually(lambda: "not known yet" in get(program, "/readyz")[1], "a round has ended")
         assert get(program, "/readyz")[0] == 503
         assert "hami_monitor_nvml_up 1" in get(program, "/metrics")[1]
     finally:
@@ -125,21 +118,24 @@ class FailsTwice(MonitorProgram):
         return super()._round()
 
 
-def test_a_round_that_fails_is_followed_by_others(server, settings, caplog):
+def test_a_round_that_fails_is_followed_by_others(server, settings, caplog, monkeypatch):
+    monkeypatch.setattr("hami.runtime.tasks.RETRY_S", 0.05)
     program = FailsTwice(settings(), api=server)
     program.start()
     try:
-        eventually(lambda: not program.unready_reason())
+        eventually(lambda: not program.unready_reason(), program.unready_reason)
     finally:
         program.stop()
     assert len([one for one in caplog.records if one.message == "task failed, will retry"]) == 2
 
 
 class Hangs(MonitorProgram):
-    """A round hangs until *goes_on*, as in a call of the driver, which has no deadline."""
+    """A round hangs until *goes_on*, as in a call of the driver, which has no deadline. *hangs*: one does."""
 
     def _round(self):
-        self.goes_on.wait(TIMEOUT_S)
+        if not self.goes_on.is_set():
+            self.hangs.set()
+        self.goes_on.wait(PATIENCE_S)
         return super()._round()
 
 
@@ -148,25 +144,32 @@ def test_a_driver_that_hangs_is_reported_and_fails_the_liveness_probe(
 ):
     monkeypatch.setattr("hami.monitor.program.STALE_S", 0.2)
     program = Hangs(settings(), api=server)
-    program.goes_on = threading.Event()
+    program.goes_on, program.hangs = threading.Event(), threading.Event()
     program.goes_on.set()
     program._round_task._limit_s = 1
     program.start()
     try:
-        eventually(lambda: get(program, "/readyz") == (200, "ok\n"))
-        eventually(lambda: "hami_monitor_nvml_up 1" in get(program, "/metrics")[1])
-        assert "hami_vgpu_memory_limit_bytes{" in get(program, "/metrics")[1]
+        eventually(lambda: get(program, "/readyz") == (200, "ok\n"), "it is ready")
+        eventually(lambda: shows_limits_of_now(get(program, "/metrics")[1]), "limits are shown")
         program.goes_on.clear()
-        eventually(lambda: get(program, "/readyz") == (503, "no round has succeeded recently\n"))
+        assert program.hangs.wait(PATIENCE_S)
+        eventually(
+            lambda: get(program, "/readyz") == (503, "no round has succeeded recently\n"),
+            "it is not ready",
+        )
         page = get(program, "/metrics")[1]
         assert "hami_monitor_nvml_up 0" in page
         assert "hami_vgpu_memory_limit_bytes" not in page, (
             "Prometheus would take it for a value of now"
         )
-        eventually(lambda: "thread rounds hangs" in get(program, "/healthz")[1])
+        eventually(lambda: "thread rounds hangs" in get(program, "/healthz")[1], "the probe fails")
     finally:
         program.goes_on.set()
         program.stop()
+
+
+def shows_limits_of_now(page):
+    return "hami_monitor_nvml_up 1" in page and "hami_vgpu_memory_limit_bytes{" in page
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

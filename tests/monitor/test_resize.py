@@ -107,8 +107,9 @@ def test_the_same_use_is_written_once(stage, settled):
     assert changed_ns(stage) == before
 
 
-def test_use_that_the_plugin_cannot_believe_is_written_again(stage):
+def test_use_that_the_plugin_cannot_believe_is_written_again(stage, monkeypatch):
     """The clocks of the monitor and the file system differ."""
+    monkeypatch.setattr("hami.node.live_limits.SETTLED_NS", 3600 * 10**9)
     stage.run()
     before = changed_ns(stage)
     assert use(stage) is None

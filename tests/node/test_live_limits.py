@@ -18,6 +18,7 @@ from testing.plugin_stage import A, B
 from tests.node.test_host import LEASE_S, leasing
 
 GIB = 1 << 30
+HOUR_NS = 3600 * 10**9
 LIMITS = ContainerLimits(
     devices=(DeviceLimit(A, GIB, 30, 400), DeviceLimit(B, 2 * GIB, 100)), priority=0
 )
@@ -233,13 +234,17 @@ def test_a_container_of_hami_s_device_plugin_has_a_region_whose_memory_can_grow(
         container.resize()
 
 
-def test_use_counts_that_was_measured_under_the_present_limits(container):
+def test_use_counts_that_was_measured_under_the_present_limits(container, monkeypatch):
     container.report({A: 7})
     assert container.host.use("u-1", "c") == {A: 7}
     container.resize()
     assert container.host.use("u-1", "c") is None, "of the limits before"
-    container.report({A: 6}, later_ns=0)
-    assert container.host.use("u-1", "c") is None, "a process may not have looked at its limits yet"
+    with monkeypatch.context() as patch:
+        patch.setattr("hami.node.live_limits.SETTLED_NS", HOUR_NS)
+        container.report({A: 6}, later_ns=0)
+        assert container.host.use("u-1", "c") is None, (
+            "a process may not have looked at its limits yet"
+        )
     container.report({A: 5})
     assert container.host.use("u-1", "c") == {A: 5}
 

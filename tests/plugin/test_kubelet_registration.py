@@ -20,9 +20,10 @@ from hami.runtime.files import file_version
 from hami.runtime.tasks import HUNG_S
 from testing.cards import cards, config
 from testing.cases import cases
-from testing.fake_kubelet import SLOW_S, TIMEOUT_S, Kubelet, calling
+from testing.fake_kubelet import TIMEOUT_S, Kubelet, calling
 
 ONE, OTHER, OURS = (1, 1, 1), (1, 1, 2), (1, 2, 1)
+REACHED_S = 1.0  # in which a call reaches the kubelet
 
 
 @cases(
@@ -226,14 +227,17 @@ def test_a_kubelet_that_answers_too_late_is_given_another_socket(
     registrations, kubelet, monkeypatch
 ):
     """It may have connected, and may yet: a socket that it gets a second time is never forgotten."""
-    monkeypatch.setattr(
-        "hami.plugin.kubelet_registration.register", partial(register, timeout=SLOW_S / 5)
-    )
     registration = registrations()
-    kubelet.is_slow = True
+    kubelet.may_answer.clear()
     assert registration.tick() is Step.SERVE
-    with pytest.raises(Unanswered, match="DEADLINE_EXCEEDED"):
-        registration.tick()
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "hami.plugin.kubelet_registration.register", partial(register, timeout=REACHED_S)
+        )
+        with pytest.raises(Unanswered, match="DEADLINE_EXCEEDED"):
+            registration.tick()
+    kubelet.options.get(timeout=TIMEOUT_S)  # it has connected to the first socket
+    kubelet.may_answer.set()
     assert steps(registration, 3) == [Step.SERVE, Step.REGISTER, Step.DONE]
     first, second = (kubelet.registered.get(timeout=TIMEOUT_S).endpoint for _ in range(2))
     assert first != second
@@ -296,9 +300,9 @@ def test_the_socket_is_removed_on_stop(registrations, kubelet, directory):
     registration = registrations()
     running = threading.Thread(target=registration.run)
     running.start()
-    kubelet.registered.get(timeout=20)
+    kubelet.registered.get(timeout=TIMEOUT_S)
     registration.stop()
-    running.join(20)
+    running.join(TIMEOUT_S)
     assert not running.is_alive()
     assert not (directory / "nvidia-gpu.sock").exists()
 
@@ -309,7 +313,7 @@ class CountingServer(PluginServer):
     silent = False
     probes = 0
 
-    def answers(self, timeout=0.2):
+    def answers(self, timeout=TIMEOUT_S):
         self.probes += 1
         return not self.silent and super().answers(timeout)
 

@@ -117,9 +117,11 @@ def test_cards_reach_the_kubelet_and_the_node(run, kubelet, cluster, directory):
 
 
 @pytest.fixture
-def claiming(settings, cluster, directory):
+def claiming(settings, cluster, directory, monkeypatch):
     """Makes programs with the allocation mode for claims, and ends them; returns the claims and slices
     of the cluster, too."""
+    monkeypatch.setattr("hami.plugin.program.DRAIN_S", 30)
+    monkeypatch.setattr("hami.plugin.program.JOIN_S", 30)
     for folder in ("device-plugins", "plugins_registry", "hook/vgpu"):
         (directory / folder).mkdir(parents=True)
     resources, started = FakeResources(), []
@@ -459,7 +461,8 @@ def test_a_replaced_plugin_does_not_unregister_the_node(run, kubelet, cluster):
     assert REGISTER in cluster.nodes["n1"].annotations
 
 
-def test_the_program_is_ready_once_it_is_registered(settings, cluster, kubelet):
+def test_the_program_is_ready_once_it_is_registered(settings, cluster, kubelet, monkeypatch):
+    monkeypatch.setattr("hami.plugin.program.JOIN_S", 30)
     program = DevicePluginProgram(settings(), cluster=cluster)
     program.start()
     kubelet.registered.get(timeout=20)
@@ -852,6 +855,7 @@ def test_a_plugin_that_is_restarted_while_the_driver_hangs_knows_its_cards_and_o
         kubelet.listen()
         offered = kubelet.next_list()
         eventually(lambda: registered_health(cluster) == [False, False], "the node says so")
+        monkeypatch.setattr("hami.plugin.node.OPEN_S", 30)
     finally:
         goes_on.set()
     assert len(offered) == 4
@@ -864,12 +868,13 @@ def test_a_plugin_that_is_restarted_while_the_driver_hangs_knows_its_cards_and_o
 def test_a_process_that_has_lost_the_driver_for_good_ends(
     serving, nvml, kubelet, cluster, monkeypatch
 ):
-    monkeypatch.setattr("hami.devices.nvml_library.RESTART_S", 0.3)
     status = serving()
     kubelet.registered.get(timeout=20)
     nvml.fail("nvmlDeviceGetCount", MISMATCH)
     nvml.fail("nvmlEventSetCreate", MISMATCH)
     nvml.interrupt()
+    eventually(lambda: registered_health(cluster) == [False, False], "the node says so")
+    monkeypatch.setattr("hami.devices.nvml_library.RESTART_S", 0.3)
     assert status() == 1
     assert registered_health(cluster) == [False, False]
 

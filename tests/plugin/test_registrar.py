@@ -10,7 +10,7 @@ from hami.codec.keys import ALLOCATION_MODE, CAPACITY, LOCK_FREE, NODE_RESIZES
 from hami.devices.inventory import DeviceInventory
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.model import Node
-from hami.plugin.registrar import CONFLICT_S, NodeRegistrar
+from hami.plugin.registrar import CONFLICT_S, NodeRegistrar, withdrawn_unless_read
 from hami.vendors.inventory import PAIR_SCORES
 from testing.builders import NVIDIA
 from testing.cards import cards, config
@@ -150,6 +150,21 @@ def test_a_failed_unregister_is_only_logged(scene, caplog):
     assert "node annotations cannot be removed" in caplog.text
 
 
+def test_a_withdrawal_that_has_begun_ends_before_anything_else_is_registered(scene):
+    scene.round()
+    begun = threading.Event()
+
+    def delay(call):
+        if call.method == "annotate_node":
+            begun.set()
+            threading.Event().wait(0.2)
+
+    scene.cluster.on_call = delay
+    with withdrawn_unless_read(scene.cluster, scene.config, NVIDIA, 0.0):
+        assert begun.wait(20)
+    assert '"health":true' not in scene.annotations[NVIDIA.annotations.register]
+
+
 def test_the_loop_writes_at_once_when_health_changes_until_it_is_stopped(scene):
     written = threading.Semaphore(0)
     write = scene.cluster.annotate_node
@@ -266,7 +281,13 @@ def test_only_a_plugin_that_unregisters_removes_the_capacity(scene, unregister):
 def test_a_registration_with_the_kubelet_restores_what_pods_need_at_once(mode, restored):
     scene = Scene(publish_capacity=mode)
     published = threading.Semaphore(0)
-    scene.cluster.on_call = lambda call: call.method == "publish_capacity" and published.release()
+    publish = scene.cluster.publish_capacity
+
+    def publish_capacity(*args):
+        publish(*args)
+        published.release()
+
+    scene.cluster.publish_capacity = publish_capacity
     scene.read()
     running = threading.Thread(target=scene.registrar.run)
     running.start()

@@ -16,7 +16,7 @@ from hami.runtime.files import file_version
 from testing.cards import cards, config
 from testing.cases import cases
 from testing.eventually import eventually
-from testing.fake_kubelet import Kubelet, calling
+from testing.fake_kubelet import TIMEOUT_S, Kubelet, calling
 
 GRANT = Grant(
     env={"NVIDIA_VISIBLE_DEVICES": "GPU-a"},
@@ -386,13 +386,13 @@ def test_containers_that_cannot_be_prepared_leave_threads_for_all_else(start, di
         with pytest.raises(grpc.RpcError) as caught:
             caller.pre_start(["GPU-b-0"])
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert server.answers()
+        assert server.answers(TIMEOUT_S)
         assert list(caller.allocate(["GPU-a-0"]).container_responses)
         kubelet.listen()
         assert kubelet.next_list() == HEALTHY
         unblocked.set()
         for one in done:
-            one.result(20)
+            one.result(TIMEOUT_S)
         assert not caller.pre_start(["GPU-a-0"]).ListFields()
 
 

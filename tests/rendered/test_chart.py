@@ -32,7 +32,7 @@ from testing.kustomize import build
 from testing.trusted_names import patterns_that_permit
 from testing.yaml_text import read_documents
 
-pytestmark = [pytest.mark.files, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.files
 Object = dict[str, Any]
 OF_HELM = {"helm.sh/chart", "app.kubernetes.io/version", "app.kubernetes.io/managed-by"}
 RENAMED = {"ClusterRoleBinding/hami-device-plugin-rights": "ClusterRoleBinding/hami-device-plugin"}

@@ -16,7 +16,7 @@ from tools import policies
 from tools.manifests import FOLDER, generated_files
 from tools.patches import parse, render_patch
 
-pytestmark = [pytest.mark.files, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.files
 ROOT = FOLDER.parent
 
 

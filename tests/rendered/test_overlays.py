@@ -21,7 +21,7 @@ from testing.cluster import MANIFESTS
 from testing.kustomize import FOLDER, OVERLAYS, build, elsewhere, kustomize
 from testing.yaml_text import read_documents
 
-pytestmark = [pytest.mark.files, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.files
 Object = dict[str, Any]
 PAGES = [FOLDER.parent / "README.md", FOLDER.parent / "docs" / "installation.md"]
 

@@ -154,7 +154,7 @@ def test_binds_that_wait_leave_threads_to_others(threads, binds):
 
     def wait(ref, node):
         entered.release()
-        goes_on.wait(10)
+        goes_on.wait(50)
 
     web.replica.binder.bind = wait
     with ThreadPoolExecutor(binds) as pool:
@@ -162,7 +162,7 @@ def test_binds_that_wait_leave_threads_to_others(threads, binds):
             pool.submit(web.post, "/bind", BIND | {"PodNamespace": f"team-{number}"})
             for number in range(binds)
         ]
-        assert all(entered.acquire(timeout=10) for _ in range(binds))
+        assert all(entered.acquire(timeout=50) for _ in range(binds))
         assert "too many pods are being bound" in web.post("/bind", BIND)["Error"]
         assert web.post("/filter", BODIES["/filter"])["NodeNames"] == ["n1"]
         goes_on.set()
@@ -175,15 +175,15 @@ def test_the_binds_of_one_namespace_leave_some_to_others():
 
     def wait(ref, node):
         entered.release()
-        goes_on.wait(10)
+        goes_on.wait(50)
 
     web.replica.binder.bind = wait
     with ThreadPoolExecutor(136) as pool:
         waiting = [pool.submit(web.post, "/bind", BIND) for _ in range(68)]
-        assert all(entered.acquire(timeout=10) for _ in range(68))
+        assert all(entered.acquire(timeout=50) for _ in range(68))
         assert "too many pods are being bound" in web.post("/bind", BIND)["Error"]
         waiting.append(pool.submit(web.post, "/bind", BIND | {"PodNamespace": "team"}))
-        assert entered.acquire(timeout=10)
+        assert entered.acquire(timeout=50)
         goes_on.set()
         assert [answer.result() for answer in waiting] == [{"Error": ""}] * 69
 

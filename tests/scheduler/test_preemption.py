@@ -943,7 +943,6 @@ def test_a_leader_that_loses_its_term_between_two_deletions_leaves_the_rest_to_t
     assert [call.ref.name for call in world.fake.calls_of("evict")] == list(GANG)
 
 
-@pytest.mark.timeout(240)  # a busy machine
 @settings(max_examples=100)
 @given(seed=integers(0, 2**32))
 @example(seed=106642)

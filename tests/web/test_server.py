@@ -26,7 +26,8 @@ from cryptography.x509.oid import NameOID
 from hami.errors import HamiError
 from hami.web.server import SILENT_S, serve
 from testing.cases import cases
-from testing.eventually import eventually
+from testing.eventually import PATIENCE_S, eventually
+from testing.processes import free_port
 
 PROGRAM = textwrap.dedent("""
     import json, os, sys, threading, time
@@ -120,7 +121,7 @@ class Server:
         """The last of the first *count* log lines that match *pattern*."""
         with self._news:
             assert self._news.wait_for(
-                lambda: len(self.lines(pattern)) >= count or "END" in self.log, 10
+                lambda: len(self.lines(pattern)) >= count or "END" in self.log, PATIENCE_S
             ), self.log
             assert len(self.lines(pattern)) >= count, self.log
             return self.lines(pattern)[count - 1]
@@ -132,13 +133,13 @@ class Server:
     def port(self):
         return int(json.loads(self.wait_for('"message":"serving"'))["bind"].rpartition(":")[2])
 
-    def get(self, path="/hello", body=None, timeout=10, context=None):
+    def get(self, path="/hello", body=None, timeout=PATIENCE_S, context=None):
         """Status and body of one request on a connection of its own."""
         return fetch(self.port, path, body, timeout, context)
 
     def connect(self, sent=b""):
         """A raw connection over which *sent* has been sent."""
-        client = socket.create_connection(("127.0.0.1", self.port), timeout=10)
+        client = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
         client.sendall(sent)
         return client
 
@@ -160,7 +161,7 @@ class Server:
         self.process.stderr.close()
 
 
-def fetch(port, path, body=None, timeout=10, context=None):
+def fetch(port, path, body=None, timeout=PATIENCE_S, context=None):
     """Status and body of one request on a connection of its own."""
     conn = (
         http.client.HTTPSConnection("127.0.0.1", port, timeout=timeout, context=context)
@@ -179,7 +180,7 @@ def start():
     with contextlib.ExitStack() as stack:
 
         def start(**options):
-            server = Server(**{"threads": 4, "grace": 2, **options})
+            server = Server(**{"threads": 4, "grace": 20, **options})
             stack.callback(server.close)
             return server
 
@@ -209,7 +210,7 @@ def in_background(function, *args):
     thread.start()
 
     def answer():
-        thread.join(10)
+        thread.join(PATIENCE_S)
         return answers[0]
 
     return answer
@@ -225,7 +226,7 @@ def read_to_end(client):
 
 
 def test_requests_are_answered_on_one_connection(shared):
-    conn = http.client.HTTPConnection("127.0.0.1", shared.port, timeout=5)
+    conn = http.client.HTTPConnection("127.0.0.1", shared.port, timeout=PATIENCE_S)
     with contextlib.closing(conn):
         for path in ("/a", "/b", "/c"):
             conn.request("GET", path)
@@ -238,7 +239,8 @@ def test_clients_that_ask_again_and_again_leave_room_for_one_more(start):
     server = start(threads=2)
     for _ in range(20):
         clients = [
-            http.client.HTTPConnection("127.0.0.1", server.port, timeout=10) for _ in range(3)
+            http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+            for _ in range(3)
         ]
         for client in clients * 3:
             client.request("GET", "/hello")
@@ -355,9 +357,12 @@ def test_a_client_that_stops_is_closed_in_time(short_deadline, sent, answer):
 
 
 def test_a_head_that_trickles_in_is_closed_in_time(short_deadline):
-    with short_deadline.connect(b"GET /hello HTTP/1.1\r\n") as client:
+    with (
+        short_deadline.connect(b"GET /hello HTTP/1.1\r\n") as client,
+        contextlib.suppress(ConnectionError),
+    ):
         client.settimeout(0.05)
-        for _ in range(100):
+        for _ in range(1000):
             with contextlib.suppress(TimeoutError):
                 assert client.recv(1) == b""
                 break
@@ -379,16 +384,16 @@ def test_many_such_clients_do_not_keep_another_waiting(start, sent):
     with contextlib.ExitStack() as stack:
         for _ in range(20):
             stack.enter_context(server.connect(sent))
-        assert server.get("/hello", timeout=5) == (200, "/hello")
+        assert server.get("/hello", timeout=30) == (200, "/hello")
 
 
 @cases("clients", ("more than threads", 500), ("more than connections", 1000))
 def test_silent_clients_hold_no_thread(start, clients):
-    server = start(threads=320, read_seconds=60)
+    server = start(threads=320, read_seconds=300)
     with contextlib.ExitStack() as stack:
         for _ in range(clients):
             stack.enter_context(server.connect())
-        assert server.get("/hello", timeout=8) == (200, "/hello")
+        assert server.get("/hello", timeout=50) == (200, "/hello")
 
 
 def test_when_connections_run_out_silent_ones_make_room(start):
@@ -396,7 +401,7 @@ def test_when_connections_run_out_silent_ones_make_room(start):
     with contextlib.ExitStack() as stack:
         for _ in range(12):
             stack.enter_context(server.connect())
-        assert server.get("/hello", timeout=10) == (200, "/hello")
+        assert server.get("/hello") == (200, "/hello")
 
 
 def test_a_request_that_waits_for_a_thread_is_not_silence(start):
@@ -422,7 +427,7 @@ def test_waiting_requests_are_not_cut_for_others(start):
     with contextlib.ExitStack() as stack:
         for _ in range(8):
             stack.enter_context(server.connect(b"GET /hello HT"))
-        assert server.get("/hello", timeout=5) == (200, "/hello")
+        assert server.get("/hello", timeout=30) == (200, "/hello")
     server.signal()
     assert [answer() for answer in waiting] == [(200, "released")] * 3
 
@@ -438,7 +443,7 @@ def test_waiting_requests_are_not_cut_for_others(start):
     ),
 )
 def test_a_client_that_pauses_within_a_request_is_not_cut_for_others(start, sent, rest):
-    server = start(threads=4)
+    server = start(threads=4, read_seconds=50)
     waiting = [in_background(server.get, "/wait") for _ in range(3)]
     busy(server, 3)
     with server.connect(sent) as client:
@@ -457,7 +462,7 @@ def test_a_client_that_pauses_within_a_request_is_not_cut_for_others(start, sent
 def right(port, source="127.0.0.1", context=None):
     """The right that the server gives to a client with the address *source*, and headers that claim more."""
     with socket.create_connection(
-        ("127.0.0.1", port), timeout=10, source_address=(source, 0)
+        ("127.0.0.1", port), timeout=PATIENCE_S, source_address=(source, 0)
     ) as client:
         if context is not None:
             client = context.wrap_socket(client, server_hostname="127.0.0.1")
@@ -471,8 +476,7 @@ def right(port, source="127.0.0.1", context=None):
 @pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.6"])
 def test_an_address_on_loopback_gives_a_right_and_no_other_does(start, files, source):
     """127.0.0.6 is the address of a proxy in the same pod, through which anybody may come."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        plain = free.getsockname()[1]
+    plain = free_port()
     server, context = (
         start(host="", tls=files, plain=plain),
         ssl.create_default_context(cafile=files[0]),
@@ -493,8 +497,7 @@ def test_a_certificate_of_our_ca_gives_a_right_on_every_address(start, files):
 
 def test_untrusted_requests_are_worked_on_one_at_a_time(start):
     """One that is still being sent keeps nobody waiting."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        plain = free.getsockname()[1]
+    plain = free_port()
     server = start(host="", plain=plain, threads=16)
     with server.connect(b"GET /hello HTTP/1.1\r\nHo"):
         first = in_background(server.get, "/wait")
@@ -518,11 +521,11 @@ def test_an_untrusted_request_that_waits_for_something_else_keeps_nobody_waiting
 
 def test_a_client_whose_request_has_to_wait_before_it_is_read_is_not_too_slow(start):
     """As simulations do. What has not arrived yet still has its whole time, and no more."""
-    server = start(host="", threads=16, read_seconds=1.0)
+    server = start(host="", threads=16, read_seconds=5.0)
     head = b"POST /pause HTTP/1.1\r\nHost: a\r\nContent-Length: 6\r\nConnection: close\r\n\r\n"
     with server.connect(head) as patient, server.connect(head) as slow:
         busy(server, 2)
-        threading.Event().wait(1.5)  # longer than a request may take to arrive
+        threading.Event().wait(5.5)  # longer than a request may take to arrive
         assert server.get("/release") == (200, "/release")
         patient.sendall(b"/hello")
         assert read_to_end(patient).endswith(b"\r\n\r\nreleased /hello")
@@ -530,8 +533,7 @@ def test_a_client_whose_request_has_to_wait_before_it_is_read_is_not_too_slow(st
 
 
 def test_other_clients_take_no_thread_from_those_of_an_address_on_loopback(start):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        plain = free.getsockname()[1]
+    plain = free_port()
     server = start(host="", plain=plain, threads=4)
     waiting = [in_background(server.get, "/wait") for _ in range(4)]
     eventually(lambda: not is_answered(server, 0.1), "the threads are taken")
@@ -611,7 +613,7 @@ def test_ctrl_c_in_a_terminal_lets_requests_finish_too(start):
 
 
 def test_no_listening_socket_is_left_while_requests_finish(start):
-    server = start(stop_takes=0.5)
+    server = start(stop_takes=5)
     port = server.port
     server.signal()
     server.wait_for("stopping")
@@ -788,8 +790,7 @@ def test_tls_serves_http_1_1_to_those_who_offer_h2(secured):
 
 
 def test_a_second_address_speaks_plain_http(start, files):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        plain = free.getsockname()[1]
+    plain = free_port()
     server, context = start(tls=files, plain=plain), ssl.create_default_context(cafile=files[0])
     server.wait_for("serving")
     waiting = in_background(lambda: fetch(plain, "/wait"))
@@ -805,7 +806,9 @@ def test_a_second_address_speaks_plain_http(start, files):
 
 def test_a_renewed_certificate_is_served_while_open_connections_go_on(secured, files, tmp_path):
     server, context = secured
-    conn = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=5, context=context)
+    conn = http.client.HTTPSConnection(
+        "127.0.0.1", server.port, timeout=PATIENCE_S, context=context
+    )
     with contextlib.closing(conn):
         conn.request("GET", "/before")
         assert conn.getresponse().read() == b"/before"
@@ -842,8 +845,7 @@ def test_a_client_without_a_handshake_is_closed_in_time_and_stops_nobody(start, 
 
 def test_a_client_that_ends_before_a_handshake_is_no_error(start, files):
     """So does a probe of the port. The server asks who a client is where some are trusted, and others take turns."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        plain = free.getsockname()[1]
+    plain = free_port()
     server, context = (
         start(host="", tls=[*files, files[0]], plain=plain),
         ssl.create_default_context(cafile=files[0]),

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from hami.web.exporter import Exporter
 from hami.web.pages import AppServer
 from testing.cases import cases
+from testing.eventually import PATIENCE_S
 from tests.web.test_apps import show
 from tests.web.test_server import Server, fetch, read_to_end
 
@@ -81,7 +82,7 @@ def address(request):
 @pytest.mark.parametrize("request_", AMBIGUOUS.values(), ids=AMBIGUOUS)
 @cases("path", ("body that is read", b"/echo"), ("body that nobody reads", b"/hello"))
 def test_what_is_hidden_in_an_ambiguous_request_is_not_answered(address, request_, path):
-    client = socket.create_connection(address, timeout=10)
+    client = socket.create_connection(address, timeout=PATIENCE_S)
     client.sendall(request_.replace(b"/echo", path) + HIDDEN)
     answer = read_to_end(client)
     assert answer.count(b" 200 OK\r\n") <= 1
