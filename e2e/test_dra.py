@@ -527,9 +527,9 @@ def test_a_card_is_filled_with_instances_that_do_not_overlap(sandbox):
     assert taken(sandbox, "last", instance("1g.10gb")) == ["0-1g-10gb-2"]
     take(sandbox, "full", instance())
     wait_refused(sandbox, "full")
+    sandbox.delete("full")
     sandbox.delete("quarter")
     bound(sandbox, "wide")
-    sandbox.delete("full")
 
 
 def test_an_instance_is_the_smallest_with_enough_memory(sandbox):

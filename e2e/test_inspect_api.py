@@ -125,10 +125,12 @@ def test_a_user_of_one_namespace_learns_why_a_pod_waits(fronted: LocalCluster, t
             return hami(kubeconfig, "explain", name, "-n", namespace, *options)
 
         answer = eventually(
-            lambda: next((one for one in [explain("waits")] if one.status == 0), None),
-            "the right of the role view has arrived",
+            lambda: next(
+                (one for one in [explain("waits")] if "fits none of 1 node" in one.text), None
+            ),
+            "the right of the role view has arrived, and the dashboard knows the node",
         )
-        assert "fits none of 1 node" in answer.text
+        assert answer.status == 0
         document = explain("waits", "-o", "json").document
         assert (document["kind"], document["name"]) == ("PodExplanation", "waits")
         assert explain("secret", namespace=other.namespace).status == 2

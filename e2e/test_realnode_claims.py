@@ -100,10 +100,15 @@ def driver(sandbox: Sandbox, real: RealNode) -> Iterator[DevicePlugin]:
 def managed(plugin: DevicePlugin) -> DevicePlugin:
     """Starts it, and waits until the scheduler may give out its devices."""
     plugin.start().wait_registered()
-    plugin.node.wait_node(
-        lambda node: node["metadata"]["annotations"].get(LOCK_FREE) == "NVIDIA",
-        what="the kubelet calls the driver",
-    )
+
+    def is_announced(node: Object) -> bool:
+        """Reports whether the kubelet calls the driver, and the cards are those of this start."""
+        notes = node["metadata"]["annotations"]
+        cards = notes.get(REGISTER, "")
+        is_new = '"mode":"mig"' not in cards and all(card.uuid in cards for card in plugin.cards)
+        return is_new and notes.get(LOCK_FREE) == "NVIDIA"
+
+    plugin.node.wait_node(is_announced, what="the kubelet calls the driver")
     return plugin
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from testing.cluster import MANIFESTS
-from testing.eventually import eventually
+from testing.eventually import PATIENCE_S, eventually
 from testing.kube import write_kubeconfig
 from testing.nodes import gpus
 from testing.people import DEVICE_CONFIG, hami
@@ -58,14 +58,14 @@ def test_a_recording_is_replayed(local, sandbox, account, tmp_path):
             sandbox.create(
                 pod(f"p{number}", annotations=BINPACK, gpu=1, gpumem=10_000, gpucores=10)
             )
-        sandbox.started(wait_for=PODS + 1)
+            sandbox.started(wait_for=number + 2)  # each is decided beside pods that are bound
         eventually(
             lambda: recorded(local, segments)["comparison"]["decisions"] >= PODS,
             "the recording has all decisions",
         )
     finally:
         recorder.send_signal(signal.SIGINT)
-        _, errors = recorder.communicate(timeout=20)
+        _, errors = recorder.communicate(timeout=PATIENCE_S)
     assert recorder.returncode == 0, errors
     answer = hami(local.kubeconfig, "replay", segments, "-o", "json")
     assert answer.status == 0, answer.errors

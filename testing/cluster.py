@@ -181,12 +181,13 @@ class LocalCluster:
         self.kube = Kube(self.kubeconfig)
         self.wait_ready()
         # without it, the API server refuses pods; the controller manager makes it a second or more later
-        self.kube.wait(
-            "ServiceAccount",
-            lambda accounts: "default" in accounts,
-            "default",
-            what="the account of pods in the namespace default",
-        )
+        for namespace in ("default", "kube-system"):
+            self.kube.wait(
+                "ServiceAccount",
+                lambda accounts: "default" in accounts,
+                namespace,
+                what=f"the account of pods in the namespace {namespace}",
+            )
 
     def _kwok_config(self) -> Object:
         ports = {
