@@ -453,7 +453,8 @@ def test_containers_share_all_of_their_requests_or_none(sandbox, real, driver):
     item["spec"]["containers"][0]["resources"]["claims"] = [{"name": "gpu"}]
     sandbox.create(item)
     claims.refused(sandbox, "a", "containers left and right of pod a both use request right")
-    why = sandbox.event("a", "DeviceGone", timeout=400)  # the kubelet asks every 80 s
+    # after some refusals; by itself, the kubelet asks again every 80 s
+    why = claims.nudged(sandbox, ["a"], lambda s: sandbox.event("a", "DeviceGone", timeout=s))
     assert "both use request right" in why
     assert "delete the pod" in why
 
