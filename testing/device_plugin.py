@@ -183,7 +183,7 @@ class DevicePlugin:
         found = item["metadata"].get("annotations") or {}
         if any(card.uuid not in found.get(REGISTER, "") for card in self.cards):
             return False
-        return self._defaults.get("allocate") == "admission" or LOCK_FREE in found
+        return LOCK_FREE in found or "allocate=start" not in self.log()
 
     def restart_kubelet(self, amount: int) -> None:
         """Kills the kubelet, starts it again and waits until it offers *amount* slices of this plugin.
