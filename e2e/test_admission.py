@@ -1,10 +1,13 @@
 """Admission through the API server, with the shipped webhook configuration."""
 
+import contextlib
+
 import pytest
 
 from testing.accounts import may
 from testing.cases import cases
 from testing.cluster import MANIFESTS, SCHEDULER
+from testing.eventually import eventually
 from testing.kube import ApiError
 from testing.nodes import LOCK_FREE, gpu
 from testing.pods import container, pod
@@ -203,6 +206,15 @@ def test_a_namespace_quota_holds(sandbox):
         },
         sandbox.namespace,
     )
+    large = pod("large", gpu=1, gpumem=40_001)
+
+    def is_known() -> bool:
+        with contextlib.suppress(ApiError):
+            sandbox.kube.dry_run(large, sandbox.namespace)
+            return False
+        return True
+
+    eventually(is_known, "the API server knows the quota")
     sandbox.create(pod("a", gpu=1, gpumem=30_000, gpucores=20))
     sandbox.started()
     assert "exceeding resource quota" in refusal(sandbox, pod("b", gpu=1, gpumem=10_001))

@@ -147,7 +147,19 @@ def audited(sandbox: Sandbox, judge: Oracle) -> Iterator[None]:
 
 def check_claims(sandbox: Sandbox, judge: Oracle) -> None:
     """Compares the claims with the annotations of their pods, and lets Kubernetes' allocator judge them."""
-    pods = {item["metadata"]["uid"]: item for item in sandbox.kube.list("Pod", sandbox.namespace)}
+    pods: dict[str, Object] = {}
+
+    def have_pods(claims: dict[str, Object]) -> bool:
+        pods.clear()
+        for item in sandbox.kube.list("Pod", sandbox.namespace):
+            pods[item["metadata"]["uid"]] = item
+        return all(
+            item["metadata"]["ownerReferences"][0]["uid"] in pods
+            for name, item in claims.items()
+            if OWN.fullmatch(name)
+        )
+
+    wait_claims(sandbox, have_pods, "no claim outlives its pod")
     slices = sandbox.kube.list("ResourceSlice")
     own_ones = [
         item
@@ -817,7 +829,8 @@ def test_the_scheduler_is_killed_between_claim_and_binding(sandbox, replica, els
             "Node", name_of(sandbox.node("n0")), {"spec": {"unschedulable": True}}
         )
     replica.start()
-    assert sandbox.bound(1) == {"p": "n1" if elsewhere else "n0"}
+    # kube-scheduler tries again a minute after a filter that nobody answered
+    assert sandbox.bound(1, timeout=240) == {"p": "n1" if elsewhere else "n0"}
     assert len(sandbox.kube.list("ResourceClaim", sandbox.namespace)) == 1
 
 
@@ -827,4 +840,4 @@ def test_the_scheduler_is_killed_while_pods_are_placed(sandbox, replica):
     sandbox.bound(10)
     replica.kill()
     replica.start()
-    sandbox.bound(60)
+    sandbox.bound(60, timeout=240)

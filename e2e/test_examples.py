@@ -29,7 +29,7 @@ SHARES = {
     "pod.yaml": [(4000, 30)],
     "two-tenants.yaml": [(20_480, 50), (20_480, 50)],
     "vllm-deployment.yaml": [(20_000, 0)],
-    "pytorch-job.yaml": [(8000, 50), (8000, 50)],
+    "pytorch-job.yaml": [(8000, 50)] * 4,  # two at a time
     "jupyter.yaml": [(10_240, 0)],
     "quota.yaml": [(4000, 0), (4000, 0)],
     "priority.yaml": [(4000, 0), (4000, 0)],

@@ -283,7 +283,8 @@ def test_the_token_of_the_extender_is_replaced_as_documented(cluster, helm, rele
     eventually(lambda: status(stolen) == 200, "the API server has loaded the role")
     cluster.kubectl(*command.replace("kube-system", NAMESPACE).split())
     helm.run("upgrade", *OURS, "--reuse-values")
-    assert status(kube.with_token(account_token(kube, NAMESPACE))) == 200
+    renewed = kube.with_token(account_token(kube, NAMESPACE))
+    eventually(lambda: status(renewed) == 200, "the API server has loaded the new one")
     eventually(
         lambda: status(stolen) == 401,
         "the API server has forgotten the earlier one",

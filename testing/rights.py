@@ -65,11 +65,14 @@ def calls(log: Path, account: str, since: int = 0) -> Iterator[Call]:
         event = json.loads(line)
         if event["user"]["username"] != USER.format(account) or "objectRef" not in event:
             continue
+        decision = event["annotations"].get("authorization.k8s.io/decision")
+        if decision is None:  # ended before, such as by priority and fairness
+            continue
         asked = event["objectRef"]
         resource = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
         yield Call(
             right=Right(asked.get("apiGroup", ""), resource, event["verb"], asked.get("name", "")),
-            allowed=event["annotations"]["authorization.k8s.io/decision"] == "allow",
+            allowed=decision == "allow",
             namespace=asked.get("namespace", ""),
             status=event["responseStatus"]["code"],
         )
