@@ -1,7 +1,5 @@
 """Admission through the API server, with the shipped webhook configuration."""
 
-import contextlib
-
 import pytest
 
 from testing.accounts import may
@@ -209,10 +207,11 @@ def test_a_namespace_quota_holds(sandbox):
     large = pod("large", gpu=1, gpumem=40_001)
 
     def is_known() -> bool:
-        with contextlib.suppress(ApiError):
+        try:
             sandbox.kube.dry_run(large, sandbox.namespace)
-            return False
-        return True
+        except ApiError as error:
+            return "exceeding resource quota" in error.message
+        return False
 
     eventually(is_known, "the API server knows the quota")
     sandbox.create(pod("a", gpu=1, gpumem=30_000, gpucores=20))

@@ -20,7 +20,7 @@ from hami.inspect.snapshot import parse_snapshot
 from hami.model import Pod
 from hami.quantity import MIB, parse_quantity
 from testing.cluster import MANIFESTS, LocalCluster
-from testing.eventually import PATIENCE_S, eventually
+from testing.eventually import PATIENCE_S
 from testing.nodes import gpus
 from testing.people import hami
 from testing.pods import pod
@@ -133,7 +133,7 @@ def test_fifty_nodes_that_do_not_exist_change_nothing(sandbox, scheduler, local,
     running["spec"]["nodeSelector"] = on_full
     sandbox.create(running)
     assert sandbox.started() == {"running": "full"}
-    eventually(lambda: sandbox.pod("running")["status"]["phase"] == "Running", "it runs")
+    sandbox.wait_phase("Running", "running")
     sandbox.wait_labeled("running")
     made = templates(local, 50)
     real = [sandbox.node(name) for name in ("full", "free")]

@@ -96,13 +96,13 @@ def with_class(item: dict[str, Any], name: str) -> dict[str, Any]:
 def admit(sandbox: Sandbox, name: str) -> None:
     """Creates a pod as soon as it is admitted."""
 
-    def is_admitted() -> bool:
+    def is_created() -> bool:
         with contextlib.suppress(ApiError):
             sandbox.create(pod(name, gpu=1, gpumem=1000))
             return True
         return False
 
-    eventually(is_admitted, f"pod {name} is admitted", interval=1)
+    eventually(is_created, f"pod {name} is admitted", interval=1)
 
 
 @pytest.mark.flags(**FLAGS, **DEMOTE)

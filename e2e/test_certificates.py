@@ -19,7 +19,7 @@ from cryptography import x509
 from testing.cases import cases
 from testing.cluster import MANIFESTS, LocalCluster
 from testing.eventually import PATIENCE_S, eventually
-from testing.kube import ApiError, Kube
+from testing.kube import ApiError, Follower, Kube
 from testing.pods import pod
 from testing.processes import free_port
 from testing.rights import calls, granted, refused, unused
@@ -70,33 +70,20 @@ class Trust(Pair):
         self.bundle = base64.b64decode(webhook["clientConfig"].get("caBundle", ""))
 
 
-class History:
+class History(Follower):
     """All versions of the Secret, as a watch shows them: some last for a few seconds only."""
 
     def __init__(self, kube: Kube) -> None:
-        self._kube = kube
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._follow)
+        super().__init__(kube, "Secret", NAMESPACE, fieldSelector=f"metadata.name={SECRET}")
         self.pairs: list[Pair] = []
-
-    def __enter__(self) -> History:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._ended.set()
-        self._thread.join()
 
     def first(self, holds: Callable[[Pair], bool], what: str) -> Pair:
         """Returns the first version of which *holds* is true, once there is one."""
-        return eventually(lambda: next(filter(holds, self.pairs), None), what, interval=0.2)  # type: ignore[return-value]
+        return eventually(lambda: next(filter(holds, self.pairs), None), what, interval=0.2)
 
-    def _follow(self) -> None:
-        for change, item in self._kube.follow(
-            "Secret", self._ended, NAMESPACE, fieldSelector=f"metadata.name={SECRET}"
-        ):
-            found = item["items"] if change == "LISTED" else [item]
-            self.pairs += [pair for pair in map(Pair, found) if pair.data]
+    def take(self, change: str, item: Object) -> None:
+        found = item["items"] if change == "LISTED" else [item]
+        self.pairs += [pair for pair in map(Pair, found) if pair.data]
 
 
 def wait_for(kube: Kube, holds: Callable[[Trust], bool], what: str) -> Trust:
@@ -104,9 +91,7 @@ def wait_for(kube: Kube, holds: Callable[[Trust], bool], what: str) -> Trust:
         trust = Trust(kube)
         return trust if holds(trust) else None
 
-    found = eventually(observed, what, interval=0.2)
-    assert found is not None
-    return found
+    return eventually(observed, what, interval=0.2)
 
 
 def published(trust: Trust) -> bool:

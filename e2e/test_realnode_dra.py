@@ -579,7 +579,7 @@ def test_the_allocation_mode_cannot_change_while_pods_have_devices(sandbox, real
             told = state(driver)
             return told if "the allocation mode of the node cannot be" in told[1] else None
 
-        status, reason = eventually(refusal, lambda: str(state(driver))) or (0, "")
+        status, reason = eventually(refusal, lambda: str(state(driver)))
         assert status == 503
         assert f"devices in the allocation mode {other}, such as {holder}" in reason
 

@@ -19,18 +19,9 @@ MESSAGE = (
 )
 
 
-def wait_running(sandbox: Sandbox, name: str) -> None:
-    sandbox.kube.wait(
-        "Pod",
-        lambda pods: pods[name]["status"]["phase"] == "Running",
-        sandbox.namespace,
-        what=f"{name} runs",
-    )
-
-
 def reject(sandbox: Sandbox, name: str) -> None:
     """Writes what a kubelet writes that has no healthy devices when it starts, after kwok has written its part."""
-    wait_running(sandbox, name)
+    sandbox.wait_phase("Running", name)
     status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": MESSAGE}
     sandbox.kube.merge_patch(
         "Pod", name, {"status": status}, sandbox.namespace, subresource="status"
@@ -107,7 +98,7 @@ def test_a_rejected_pod_stays_while_its_replacement_waits(
     for name in replicas:
         reject(sandbox, name)
     wait_gated(sandbox, 2)
-    wait_running(sandbox, "more")  # in the place of a rejected pod
+    sandbox.wait_phase("Running", "more")  # in the place of a rejected pod
     ungate(sandbox)
     sandbox.kube.wait(
         "Pod",

@@ -123,12 +123,7 @@ def running(sandbox: Sandbox, two_nodes: None) -> str:
     sandbox.create(on)
     assert sandbox.started() == {"running": "n0"}
     sandbox.wait_labeled("running")
-    sandbox.kube.wait(
-        "Pod",
-        lambda pods: pods["running"]["status"]["phase"] == "Running",
-        sandbox.namespace,
-        what="kwok has written the status",
-    )
+    sandbox.wait_phase("Running", "running")
     return "running"
 
 

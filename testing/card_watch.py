@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from typing import Any
 
 from testing import audit
 from testing.agent import RESIZED
-from testing.kube import Kube
+from testing.kube import Follower, Kube
 from testing.sandbox import ALLOCATED
 
 __all__ = ["CardWatch"]
@@ -16,7 +15,7 @@ __all__ = ["CardWatch"]
 Object = dict[str, Any]
 
 
-class CardWatch:
+class CardWatch(Follower):
     """Adds up what pods hold of the cards, after each event of a watch.
 
     Use it as a context manager. It knows the nodes that exist before. It is for pods without
@@ -25,31 +24,20 @@ class CardWatch:
 
     def __init__(self, kube: Kube, namespace: str | None = None) -> None:
         """*namespace*: that of the pods; ``None``: all."""
+        super().__init__(kube, "Pod", namespace)
         self.wrong: list[str] = []
         """The cards that held more than they have."""
         self.seen = 0
         """The number of events."""
-        self._kube, self._namespace = kube, namespace
         self._cards = audit.inventory(kube.list("Node"), ()).cards
         self._held: dict[str, Counter[tuple[str, str, str]]] = {}
         self._sums: Counter[tuple[str, str, str]] = Counter()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
 
-    def __enter__(self) -> CardWatch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _follow(self) -> None:
-        for change, item in self._kube.follow("Pod", self._ended, self._namespace):
-            if change == "LISTED":
-                self._begin(item["items"] or [])
-            else:
-                self._see(change, item)
+    def take(self, change: str, item: Object) -> None:
+        if change == "LISTED":
+            self._begin(item["items"] or [])
+        else:
+            self._see(change, item)
 
     def _begin(self, pods: list[Object]) -> None:
         self._held.clear()

@@ -210,20 +210,21 @@ def nudged(sandbox: Sandbox, names: Sequence[str], wait: Callable[[float], T]) -
     to read the claim of a new pod. The class changes, too: kube-scheduler then tries pods again that it may have
     forgotten, else only after five minutes.
     """
-    attempt = 0
-    while True:
-        patch = {"metadata": {"annotations": {"hami-e2e/attempt": str(attempt)}}}
-        for name in names:
-            sandbox.kube.merge_patch("Pod", name, patch, sandbox.namespace)
-        if attempt:
-            sandbox.kube.merge_patch("DeviceClass", DRIVER, patch)
+    _nudge(sandbox, "Pod", names, 0)
+    for attempt in range(1, ATTEMPTS):
         try:
             return wait(10)
         except WaitTimeout as error:
-            attempt += 1
-            if attempt == ATTEMPTS:
-                raise
             print(error)
+        _nudge(sandbox, "Pod", names, attempt)
+        _nudge(sandbox, "DeviceClass", [DRIVER], attempt)
+    return wait(10)
+
+
+def _nudge(sandbox: Sandbox, kind: str, names: Sequence[str], attempt: int) -> None:
+    patch = {"metadata": {"annotations": {"hami-e2e/attempt": str(attempt)}}}
+    for name in names:
+        sandbox.kube.merge_patch(kind, name, patch, sandbox.namespace if kind == "Pod" else None)
 
 
 def emptied(sandbox: Sandbox, real: RealNode) -> None:

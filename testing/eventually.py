@@ -19,7 +19,7 @@ class WaitTimeout(AssertionError):
 
 
 def eventually(
-    check: Callable[[], T],
+    check: Callable[[], T | None],
     message: str | Callable[[], str],
     *,
     timeout: float = PATIENCE_S,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote, urlencode
 
 import urllib3
@@ -23,7 +23,7 @@ from hami.codec.documents import parse_own_yaml
 from testing.eventually import PATIENCE_S, WaitTimeout
 from testing.yaml_text import read_documents
 
-__all__ = ["ApiError", "Kube", "path_of", "write_impersonation", "write_kubeconfig"]
+__all__ = ["ApiError", "Follower", "Kube", "path_of", "write_impersonation", "write_kubeconfig"]
 
 Object = dict[str, Any]
 FOLLOW_S = 2.0
@@ -463,6 +463,34 @@ class Kube:
             f"not within {timeout:g} s: {what or getattr(done, '__name__', 'condition')}; "
             f"{kind}s in {namespace or 'the cluster'}: {summary(items.values()) or 'none'}"
         )
+
+
+class Follower:
+    """Follows a collection in a thread, as a context manager. Subclasses say what to do with each change."""
+
+    def __init__(
+        self, kube: Kube, kind: str, namespace: str | None = None, **query: object
+    ) -> None:
+        """*namespace*: ``None`` for all."""
+        self._ended = threading.Event()
+        self._changes = kube.follow(kind, self._ended, namespace, **query)
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        for change, item in self._changes:
+            self.take(change, item)
+
+    def take(self, change: str, item: Object) -> None:
+        """Takes a change as `Kube.follow` yields it."""
+        raise NotImplementedError
 
 
 def write_kubeconfig(source: Path, token: str, target: Path) -> Path:

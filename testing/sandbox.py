@@ -285,6 +285,15 @@ class Sandbox:
         """Like ``bound``, but the device plugins that confirm allocations must have done so."""
         return self._wait_pods(served, "bound, and served by the device plugins", wait_for, timeout)
 
+    def wait_phase(self, phase: str, *names: str) -> None:
+        """Waits until the pods have this phase; kwok writes it some time after the binding."""
+        self.kube.wait(
+            "Pod",
+            lambda pods: {pods[name]["status"]["phase"] for name in names} == {phase},
+            self.namespace,
+            what=f"{', '.join(names)} are {phase}",
+        )
+
     def wait_labeled(self, name: str) -> None:
         """Waits until the pod has the label with its node, which the leader adds later before Kubernetes 1.35."""
         self.kube.wait(

@@ -415,9 +415,8 @@ def second_replica(first: Scheduler, kubeconfig: Path | None = None) -> Iterator
     *kubeconfig*: permissions of that kube-scheduler (default: the administrator's).
     """
     cluster, certificates = first.cluster, first.certificates
-    wait_renewed(
-        cluster.kube
-    )  # by the first kube-scheduler, so that the second one does not become the leader
+    # the first kube-scheduler leads, so that the second one does not take over an expired Lease
+    wait_renewed(cluster.kube)
     second = Scheduler(
         cluster,
         certificates,

@@ -37,9 +37,8 @@ SECRET = "hami-scheduler-tls"
 ALLOCATED = "hami.io/vgpu-devices-allocated"
 RELEASE = Path(__file__).with_name("hami_release")
 THEIRS = "example.com/hami:v2"
-ROLLOUT_S = (
-    240  # of a DaemonSet with one new pod at a time, each of which must be ready for ten seconds
-)
+ROLLOUT_S = 240
+"""Of a DaemonSet with one new pod at a time, each of which must be ready for ten seconds."""
 MAX_CONNECTING = 64  # more than begin while one hangs
 
 
@@ -119,7 +118,7 @@ class TakeOver:
         begun, connections, admitted = time.monotonic(), self.connections, self.admitted
         try:
             with (
-                socket.create_connection(address, timeout=10) as connection,
+                socket.create_connection(address, timeout=5) as connection,
                 context.wrap_socket(connection, server_hostname=f"{SCHEDULER}.{NAMESPACE}.svc"),
             ):
                 with self._lock:

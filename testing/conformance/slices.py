@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from testing.eventually import eventually
-from testing.kube import Kube
+from testing.kube import Follower, Kube
 from testing.sandbox import ALLOCATED
 
 __all__ = ["SliceWatch", "is_of_test"]
@@ -21,25 +21,15 @@ def is_of_test(pod: Object) -> bool:
     return pod["metadata"]["namespace"] not in SYSTEM
 
 
-class SliceWatch:
+class SliceWatch(Follower):
     """Follows the pods of the tests. Use it as a context manager."""
 
     def __init__(self, kube: Kube) -> None:
-        self._kube = kube
+        super().__init__(kube, "Pod")
         self._lock = threading.Lock()  # guards the next three
         self._bound: dict[str, str] = {}  # pods by uid, also of earlier tests
         self._with_slice: set[str] = set()
         self._present: set[str] = set()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="slices", daemon=True)
-
-    def __enter__(self) -> SliceWatch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
 
     def settle(self) -> None:
         """Waits until the watch has shown that the pods of the last test are gone."""
@@ -55,15 +45,14 @@ class SliceWatch:
         with self._lock:
             return sorted(self._bound[uid] for uid in self._bound.keys() - self._with_slice)
 
-    def _follow(self) -> None:
-        for change, item in self._kube.follow("Pod", self._ended):
-            with self._lock:
-                if change == "LISTED":
-                    self._present.clear()
-                    for pod in item["items"] or []:
-                        self._see("ADDED", pod)
-                else:
-                    self._see(change, item)
+    def take(self, change: str, item: Object) -> None:
+        with self._lock:
+            if change == "LISTED":
+                self._present.clear()
+                for pod in item["items"] or []:
+                    self._see("ADDED", pod)
+            else:
+                self._see(change, item)
 
     def _see(self, change: str, pod: Object) -> None:
         """Takes an event of a pod into account. The caller holds the lock."""
