@@ -168,8 +168,8 @@ class Changes:
     def __init__(self, *changes):
         self._changes = changes
 
-    def follow(self, kind, ended):
-        assert kind == "Pod"
+    def follow(self, kind, ended, namespace):
+        assert (kind, namespace) == ("Pod", None)
         yield from self._changes
         ended.wait(60)
 
