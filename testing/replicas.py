@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.codec.label_selector import parse_selector
+from hami.errors import NodeLocked
 from hami.runtime.in_flight import InFlight
 from hami.runtime.settings import ALLOCATE
 from hami.scheduler.admit import Admitter
@@ -121,8 +122,9 @@ class FakeLeadership:
     def leads(self):
         return self.leading
 
-    def wait_until_leading(self, timeout):
-        return self.leading
+    def require(self):
+        if not self.leading:
+            raise NodeLocked("this replica of the scheduler does not lead yet")
 
 
 class WatchedCluster(FakeCluster):

@@ -1,9 +1,10 @@
 """The extender verb *bind*: writes the Binding that assigns a pod to its node with the reserved devices.
 
-The order is: take the node's locks if its device plugins need them, read the pods that another process may have bound
-there, check the reservation and the leadership, write the claim of a pod that gets its devices by one, write the
-Binding. An attempt that did not reach the API server is followed by another one, which looks at all of that again. A
-Binding without an answer is looked up; until its outcome is known, its reservation and its locks stay.
+The order is: wait until this replica leads, take the node's locks if its device plugins need them, read the pods that
+another process may have bound there, check the reservation and the leadership, write the claim of a pod that gets its
+devices by one, write the Binding. An attempt that did not reach the API server is followed by another one, which looks
+at all of that again, but for the first. A Binding without an answer is looked up; until its outcome is known, its
+reservation and its locks stay.
 """
 
 from __future__ import annotations
@@ -86,14 +87,16 @@ class Binder:
     def _bind(self, ref: PodRef, node: str) -> None:
         deadline = self._clock() + self.lock_timeout_s
         bindings = self._store.bindings
+        if self._was_bound(ref, node):
+            return
+        if bindings.get(ref.uid) is None and not self._requests_devices(ref):
+            self._retry_unsent(self._cluster.bind, ref, node, {}, {})
+            return
+        self._leadership.require()
+        if self._was_bound(ref, node):  # by the leader before, as is known only now
+            return
         promise = bindings.get(ref.uid)
-        if promise is None:
-            if bindings.is_bound(ref.uid, node):
-                return  # a retry of a bind whose answer was lost
-            if not self._requests_devices(ref):
-                self._retry_unsent(self._cluster.bind, ref, node, {}, {})
-                return
-        if (promise is None or promise.node != node) and self._leadership.leads():
+        if promise is None or promise.node != node:
             self._store.filtering.assume_on(ref, node)
         promise = bindings.start(ref, node)
         try:
@@ -112,6 +115,11 @@ class Binder:
             bindings.cancel(promise)
             raise
         bindings.finish(promise)
+
+    def _was_bound(self, ref: PodRef, node: str) -> bool:
+        """Reports whether an earlier bind, whose answer was lost, has bound the pod."""
+        bindings = self._store.bindings
+        return bindings.get(ref.uid) is None and bindings.is_bound(ref.uid, node)
 
     def _requests_devices(self, ref: PodRef) -> bool:
         if (record := self._store.pods.get(ref.uid)) is not None:

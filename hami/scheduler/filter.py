@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hami.errors import MalformedInput, NodeLocked
+from hami.errors import MalformedInput
 from hami.kube.events import EventRecorder
 from hami.model import Device, Node, Pod, PodRef
 from hami.scheduler.leadership import Leadership
@@ -23,7 +23,6 @@ from hami.vendors.inventory import with_template
 
 log = logging.getLogger(__name__)
 
-LEADERSHIP_TIMEOUT_S = 5.0  # a filter waits for this long until this replica leads
 UNREGISTERED = "node unregistered"
 NAMED_NODES = 3  # that an event names
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
@@ -77,8 +76,7 @@ class NodeFilter:
         Raises: HamiError; kube-scheduler retries the pod then.
         """
         _check_ref(pod.ref)
-        if not self._leadership.wait_until_leading(LEADERSHIP_TIMEOUT_S):
-            raise NodeLocked("this replica of the scheduler does not lead yet")
+        self._leadership.require()
         try:
             answer = self._store.filtering.assume(pod, names or ())
         except MalformedInput as error:

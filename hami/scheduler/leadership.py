@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable
 
-from hami.errors import ClusterError
+from hami.errors import ClusterError, NodeLocked
 from hami.kube.election import Elector
 from hami.runtime.tasks import Task
 
@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 CATCH_UP_S = 300.0  # longer than it takes, or fails
 RETRY_S = 0.5  # between attempts to catch up
+VERB_S = 5.0  # for which a verb waits until this replica leads
 REQUEST_S = 2.0  # between requests for the leadership, of a verb that waits for it
 
 
@@ -91,6 +92,14 @@ class Leadership(Task):
                 self._election.need()
                 self._election.changed.wait(min(left_s, REQUEST_S))
         return True
+
+    def require(self) -> None:
+        """Waits a moment until this replica leads, for a verb that decides something.
+
+        Raises: NodeLocked if it does not; kube-scheduler retries the pod then.
+        """
+        if not self.wait_until_leading(VERB_S):
+            raise NodeLocked("this replica of the scheduler does not lead yet")
 
     def since(self) -> float:
         """Returns when this replica began to act in its latest term, on the clock."""

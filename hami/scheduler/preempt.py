@@ -12,10 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-from hami.errors import NodeLocked
 from hami.model import Pod
 from hami.runtime.token_bucket import TokenBucket
-from hami.scheduler.filter import LEADERSHIP_TIMEOUT_S
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.planner import PreemptionPlanner
 from hami.state import dry_run
@@ -72,9 +70,7 @@ class PreemptionFilter:
         late, nor while others are moved for it.
         Raises: HamiError; then nobody may be evicted.
         """
-        # there may have been no filter before
-        if not self._leadership.wait_until_leading(LEADERSHIP_TIMEOUT_S):
-            raise NodeLocked("this replica of the scheduler does not lead yet")
+        self._leadership.require()  # there may have been no filter before
         if not requests_devices(self._store.vendors, pod.containers):
             return victims
         judged = dict(itertools.islice(self._there(victims), MAX_NODES))
@@ -143,10 +139,12 @@ class PreemptionFilter:
 
     def _known(self, victims: Mapping[str, Collection[str]]) -> Mapping[str, Collection[str]]:
         """Returns those of *victims* that hold or request devices: no others play a part here, or stay in memory."""
-        known: dict[str, Collection[str]] = {}
+        known: dict[str, list[str]] = {}
         for node, uids in victims.items():
-            records = [self._store.pods.get(uid) for uid in uids]
-            known[node] = [record.ref.uid for record in records if record is not None]
+            known[node] = []
+            for uid in uids:
+                if (record := self._store.pods.get(uid)) is not None:
+                    known[node].append(record.ref.uid)
         return known
 
     def _is_freed(self, pod: Pod, victims: Mapping[str, Collection[str]], view: View) -> bool:

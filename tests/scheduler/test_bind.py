@@ -132,7 +132,7 @@ def test_the_pods_of_a_node_are_read_while_they_are_not_watched():
         "gone or unhealthy",
         False,
     ),
-    ("no leader", lambda s: setattr(s.leadership, "leading", False), "no longer leads", True),
+    ("no leader", lambda s: setattr(s.leadership, "leading", False), "does not lead yet", True),
     ("shutdown", lambda s: s.lock_states.close(), "shutting down", True),
 )
 def test_a_bind_that_fails_leaves_nothing_behind(prepare, message, kept):
@@ -204,9 +204,27 @@ def test_a_bind_on_a_node_that_has_filled_up_keeps_nothing():
 
 def test_a_replica_that_does_not_lead_decides_nothing_at_a_bind():
     scheduler = replica(cards("n1", {}), pods=[ASKED], leads=False)
-    with pytest.raises(Rejected, match="has no reservation"):
+    with pytest.raises(NodeLocked, match="does not lead yet"):
         bind(scheduler)
     assert scheduler.cache.open_bindings.unbound() == 0
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_bind_waits_until_this_replica_leads(bound):
+    """The API server had stood still: kube-scheduler need not try the pod again. *bound*: by the leader before, whose
+    answer was lost."""
+    scheduler = replica(cards("n1", {}), pods=[ASKED], leads=False)
+
+    def lead():
+        if bound:
+            scheduler.fake.put_pod(holding("pod1", "n1", "GPU-n1-0,NVIDIA,3000,30:;"))
+            scheduler.watch()
+        scheduler.leadership.leading = True
+
+    scheduler.leadership.require = lead
+    bind(scheduler)
+    assert scheduler.fake.pods["default", "pod1"].node_name == "n1"
+    assert len(scheduler.fake.calls_of("bind")) == (not bound)
 
 
 def test_a_second_bind_while_the_first_waits_is_refused():
