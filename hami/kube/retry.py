@@ -17,7 +17,7 @@ from tenacity import (
 from tenacity.stop import stop_base
 from tenacity.wait import wait_base
 
-from hami.errors import ClusterError
+from hami.errors import ClusterError, Conflict
 
 EVENT_WAIT = wait_exponential(multiplier=1.0, max=30.0)
 """Events: from 1 s to 30 s."""
@@ -79,6 +79,11 @@ def brief_retry(
     return Retrying(
         retry=retry_if_exception(retriable), stop=stop, sleep=sleep, wait=wait, reraise=True
     )
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Reports whether somebody else has changed the object, so that it is to be read again."""
+    return isinstance(error, Conflict)
 
 
 def _retry_after(error: BaseException | None) -> float:

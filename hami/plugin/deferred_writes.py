@@ -15,7 +15,7 @@ from hami.codec.states import names_pod
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
-from hami.kube.retry import CONFLICT_S, brief_retry
+from hami.kube.retry import CONFLICT_S, brief_retry, is_conflict
 from hami.model import BindPhase, Node, PodRef
 from hami.plugin.container_match import has_outstanding
 from hami.runtime.tasks import Task
@@ -48,9 +48,7 @@ class DeferredWrites(Task):
         self._node = node
         self._to_allocate = to_allocate
         self._events = events
-        self._retry_conflicts = brief_retry(
-            lambda error: isinstance(error, Conflict), sleep, first_s=CONFLICT_S
-        )
+        self._retry_conflicts = brief_retry(is_conflict, sleep, first_s=CONFLICT_S)
         # one flush at a time, I/O included, so that no write is made twice
         self._flush_lock = threading.Lock()
         self._lock = threading.Lock()  # guards _writes; never held across I/O

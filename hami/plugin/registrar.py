@@ -25,6 +25,7 @@ from hami.devices.registration import (
 )
 from hami.errors import ClusterError, Conflict, HamiError, NotFound
 from hami.kube.cluster import Cluster
+from hami.kube.retry import brief_retry, is_conflict
 from hami.model import Node, Pod
 from hami.plugin.capacity import publish_capacity
 from hami.runtime.clock import utc_now
@@ -79,6 +80,7 @@ class NodeRegistrar(Task):
         self._is_lock_free = is_lock_free
         self._watched_pods = watched_pods
         self._memory_wall = memory_wall
+        self._retry_conflicts = brief_retry(is_conflict, time.sleep)
         self._has_registered = threading.Event()
         self._recheck_until = -math.inf
         self._reported = OncePerKey()
@@ -153,8 +155,18 @@ class NodeRegistrar(Task):
             self.leave(unregister=True)
 
     def leave(self, *, unregister: bool) -> None:
-        """Removes the annotations that this plugin alone may promise, in one attempt, since it ends: its successor may
-        need node locks. *unregister*: the node no longer offers cards, either."""
+        """Removes the annotations that this plugin alone may promise, since it ends: its successor may need node locks.
+        *unregister*: the node no longer offers cards, either."""
+        try:
+            self._retry_conflicts(self._leave, unregister)
+        except ClusterError as error:
+            log.warning(
+                "node annotations cannot be removed",
+                extra={"node": self._config.node, "error": error},
+            )
+
+    def _leave(self, unregister: bool) -> None:
+        """Raises: Conflict if somebody else has changed the node meanwhile; ClusterError."""
         name = self._config.node
         changes: dict[str, str | None] = {}
         if unregister:
@@ -162,24 +174,21 @@ class NodeRegistrar(Task):
             changes = dict.fromkeys(keys)
         shared: dict[str, str | None] = {}
         version = ""
-        try:
-            node = self._cluster.node(name)
-            if node is not None:
-                if NODE_RESIZES in node.annotations:
-                    changes[NODE_RESIZES] = None
-                shared = lock_free_changes(node, False)
-                version = node.resource_version if shared else ""
-            if changes := {**changes, **shared}:
-                self._cluster.annotate_node(name, changes, version)
-                log.info(
-                    "node annotations removed", extra={"node": name, "annotations": sorted(changes)}
-                )
-            if unregister and node is not None:
-                publish_capacity(self._cluster, node, self._vendor, OFF)
-                if self._config.gpu_labels:
-                    self._cluster.label_node(name, dict.fromkeys(GPU_LABELS))
-        except ClusterError as error:
-            log.warning("node annotations cannot be removed", extra={"node": name, "error": error})
+        node = self._cluster.node(name)
+        if node is not None:
+            if NODE_RESIZES in node.annotations:
+                changes[NODE_RESIZES] = None
+            shared = lock_free_changes(node, False)
+            version = node.resource_version if shared else ""
+        if changes := {**changes, **shared}:
+            self._cluster.annotate_node(name, changes, version)
+            log.info(
+                "node annotations removed", extra={"node": name, "annotations": sorted(changes)}
+            )
+        if unregister and node is not None:
+            publish_capacity(self._cluster, node, self._vendor, OFF)
+            if self._config.gpu_labels:
+                self._cluster.label_node(name, dict.fromkeys(GPU_LABELS))
 
     def _read_node(self) -> Node:
         name = self._config.node
@@ -238,27 +247,30 @@ def withdrawn_unless_read(
 
 
 def withdraw_devices(cluster: Cluster, config: PluginConfig, vendor: Vendor) -> None:
-    """Marks the devices that the node registers as unhealthy, in one attempt. Logs a failure."""
-    key = vendor.annotations.register
+    """Marks the devices that the node registers as unhealthy. Logs a failure."""
     try:
-        node = cluster.node(config.node)
-        text = node.annotations.get(key) if node is not None else None
-        if node is None or not text:
-            return
-        devices = parse_devices(key, text, vendor.key)
-        withdrawn = tuple(replace(device, healthy=False) for device in devices)
-        if withdrawn != devices:
-            cluster.annotate_node(
-                node.name, {key: render_devices(withdrawn, config)}, node.resource_version
-            )
-            message = "the device plugin cannot read the cards"
-            condition = render_condition("Unknown", NOT_WATCHED, message, utc_now(), is_change=True)
-            cluster.publish_health(node.name, {}, condition)
-            log.info(
-                "devices registered as unhealthy",
-                extra={"node": node.name, "devices": len(devices)},
-            )
+        brief_retry(is_conflict, time.sleep)(_withdraw, cluster, config, vendor)
     except HamiError as error:
         log.warning(
             "devices cannot be registered as unhealthy", extra={"node": config.node, "error": error}
         )
+
+
+def _withdraw(cluster: Cluster, config: PluginConfig, vendor: Vendor) -> None:
+    """Raises: Conflict if somebody else has changed the node meanwhile; HamiError."""
+    key = vendor.annotations.register
+    node = cluster.node(config.node)
+    text = node.annotations.get(key) if node is not None else None
+    if node is None or not text:
+        return
+    devices = parse_devices(key, text, vendor.key)
+    withdrawn = tuple(replace(device, healthy=False) for device in devices)
+    if withdrawn == devices:
+        return
+    cluster.annotate_node(
+        node.name, {key: render_devices(withdrawn, config)}, node.resource_version
+    )
+    message = "the device plugin cannot read the cards"
+    condition = render_condition("Unknown", NOT_WATCHED, message, utc_now(), is_change=True)
+    cluster.publish_health(node.name, {}, condition)
+    log.info("devices registered as unhealthy", extra={"node": node.name, "devices": len(devices)})

@@ -21,9 +21,9 @@ from google.protobuf.message import DecodeError
 from hami.codec.keys import BIND_PHASE
 from hami.devices.config import PluginConfig
 from hami.devices.registration import MIG
-from hami.errors import Conflict, HamiError, Rejected
+from hami.errors import HamiError, Rejected
 from hami.kube.cluster import Cluster
-from hami.kube.retry import brief_retry
+from hami.kube.retry import brief_retry, is_conflict
 from hami.model import BindPhase, Pod
 from hami.node.checkpoint import CheckpointEntry
 from hami.node.container_specs import ContainerSpecs, device_name, spec_names
@@ -76,9 +76,7 @@ class StartTimeAllocator:
         self._memory_wall = memory_wall
         self._node_pods = node_pods
         self.refusals = Refusals()
-        self._retry_conflicts = brief_retry(
-            lambda error: isinstance(error, Conflict), lambda seconds: None
-        )
+        self._retry_conflicts = brief_retry(is_conflict, lambda seconds: None)
 
     def allocate(self, device_ids: Sequence[str]) -> Grant:
         """Returns a grant of nothing but a new CDI device, whose specification `pre_start` writes, and variables.

@@ -8,7 +8,7 @@ import pytest
 
 from hami.codec.keys import ALLOCATION_MODE, CAPACITY, LOCK_FREE, NODE_RESIZES
 from hami.devices.inventory import DeviceInventory
-from hami.errors import ClusterError, Conflict, NotFound
+from hami.errors import ClusterError, Conflict, HamiError, NotFound
 from hami.model import Node
 from hami.plugin.registrar import CONFLICT_S, NodeRegistrar, withdrawn_unless_read
 from hami.vendors.inventory import PAIR_SCORES
@@ -148,6 +148,15 @@ def test_a_failed_unregister_is_only_logged(scene, caplog):
     scene.cluster.fail("annotate_node", ClusterError("away"))
     scene.registrar.leave(unregister=True)
     assert "node annotations cannot be removed" in caplog.text
+
+
+def test_a_withdrawal_while_others_change_the_node_is_tried_again(scene):
+    scene.round()
+    scene.cluster.fail("annotate_node", Conflict("changed", 409))
+    with pytest.raises(HamiError, match="driver"):
+        with withdrawn_unless_read(scene.cluster, scene.config, NVIDIA, 60.0):
+            raise HamiError("the driver does not answer")
+    assert '"health":true' not in scene.annotations[NVIDIA.annotations.register]
 
 
 def test_a_withdrawal_that_has_begun_ends_before_anything_else_is_registered(scene):
@@ -421,6 +430,14 @@ def test_a_plugin_that_ends_leaves_no_lock_free_node(unregister):
     scene.registrar.leave(unregister=unregister)
     assert scene.annotations[LOCK_FREE] == "DCU"
     assert (NVIDIA.annotations.register in scene.annotations) is not unregister
+
+
+def test_a_plugin_that_ends_while_others_change_the_node_leaves_no_lock_free_node():
+    scene = Scene(is_lock_free=lambda: True)
+    scene.round()
+    scene.cluster.fail("annotate_node", Conflict("changed", 409))
+    scene.registrar.leave(unregister=False)
+    assert LOCK_FREE not in scene.annotations
 
 
 @pytest.mark.parametrize("is_lock_free", [None, lambda: True])
