@@ -55,6 +55,7 @@ class WishReports:
         arrived = self._arrived
         if not self._leadership.leads():
             arrived.clear()
+            self._term = -1.0  # those of a pause within a term are also looked at then
             return
         if self._leadership.since() != self._term:
             self._term = self._leadership.since()

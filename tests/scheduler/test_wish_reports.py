@@ -105,6 +105,18 @@ def test_a_new_leader_tells_the_pods_that_wait():
     assert wishes(made) == [TOO_MUCH]
 
 
+def test_a_leader_tells_the_pods_that_came_while_its_lease_was_late():
+    """It was renewed in the same term."""
+    made = world()
+    rounds(made)
+    made.leadership.leading = False
+    create(made, pod(MUCH))
+    rounds(made)
+    made.leadership.leading = True
+    rounds(made)
+    assert wishes(made) == [TOO_MUCH]
+
+
 def test_many_pods_take_several_rounds():
     made = world()
     for number in range(PER_ROUND + 1):
