@@ -15,6 +15,7 @@ from pathlib import Path
 
 import grpc
 from kubernetes import client, config
+from tenacity import retry, retry_if_exception, stop_after_attempt, wait_random
 
 from hami.plugin import api_pb2 as api
 
@@ -52,6 +53,11 @@ def next_container(text):
     raise LookupError("no container of this pod waits for a card")
 
 
+def is_conflict(error):
+    """Reports whether somebody else has changed the object meanwhile."""
+    return isinstance(error, client.ApiException) and error.status == 409
+
+
 class Cluster:
     """This node in the API server."""
 
@@ -62,6 +68,21 @@ class Cluster:
         """Writes the cards and the answer to HAMi's scheduler, which asks for a sign of life."""
         notes = {REGISTER: json.dumps(DEVICES), HANDSHAKE: "Reported now"}
         self.api.patch_node(self.node, {"metadata": {"annotations": notes}})
+
+    @retry(
+        retry=retry_if_exception(is_conflict),
+        stop=stop_after_attempt(5),
+        wait=wait_random(0, 0.1),
+        reraise=True,
+    )
+    def take(self, count):
+        """Returns the shares of the next container of the waiting pod, which are *count* cards, and takes them."""
+        pod = self.waiting_pod()
+        shares, remaining = next_container(pod.metadata.annotations[TO_ALLOCATE])
+        if len(shares) != count:
+            raise LookupError(f"{pod.metadata.name} waits for {len(shares)} cards")
+        self.allocated(pod, remaining)
+        return shares
 
     def waiting_pod(self):
         """Returns the pod that has the lock of this node: the only one that the kubelet can ask for."""
@@ -100,11 +121,7 @@ class DevicePlugin:
         """Answers with the cards that the scheduler chose; the ids of the kubelet only count them."""
         answers = []
         for container in request.container_requests:
-            pod = self.cluster.waiting_pod()
-            shares, remaining = next_container(pod.metadata.annotations[TO_ALLOCATE])
-            if len(shares) != len(container.devices_ids):
-                raise LookupError(f"{pod.metadata.name} waits for {len(shares)} cards")
-            self.cluster.allocated(pod, remaining)
+            shares = self.cluster.take(len(container.devices_ids))
             answers.append(api.ContainerAllocateResponse(envs=environment(shares)))
         return api.AllocateResponse(container_responses=answers)
 

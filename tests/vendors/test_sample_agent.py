@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from kubernetes import client
 
 from hami.codec.allocation import render_shares
 from hami.model import Node, Share
@@ -76,6 +77,49 @@ def test_the_agent_reads_what_the_scheduler_allocates(agent, containers, first, 
 def test_a_pod_whose_containers_have_their_cards_is_an_error(agent):
     with pytest.raises(LookupError):
         agent.next_container(";;")
+
+
+class Kubernetes:
+    """An API server whose pod somebody else changes *conflicts* times while the agent takes its cards."""
+
+    def __init__(self, agent, conflicts):
+        self.conflicts, self.patches = conflicts, []
+        self.node = client.V1Node(
+            metadata=client.V1ObjectMeta(annotations={agent.LOCK: "now,default,pod1"})
+        )
+        text = render_shares(((Share("ACME-0", "Acme", 1000, 0),),))
+        self.pod = client.V1Pod(
+            metadata=client.V1ObjectMeta(
+                name="pod1", namespace="default", annotations={agent.TO_ALLOCATE: text}
+            )
+        )
+
+    def read_node(self, name):
+        return self.node
+
+    def read_namespaced_pod(self, name, namespace):
+        return self.pod
+
+    def patch_namespaced_pod(self, name, namespace, body):
+        if self.conflicts:
+            self.conflicts -= 1
+            raise client.ApiException(409)
+        self.patches.append(body["metadata"]["annotations"])
+
+    def patch_node(self, name, body):
+        self.patches.append(body["metadata"]["annotations"])
+
+
+@pytest.mark.parametrize("conflicts", [0, 2])
+def test_the_agent_takes_the_cards_though_others_change_the_pod(agent, monkeypatch, conflicts):
+    """The kubelet fails a pod for good after an Allocate that fails."""
+    api = Kubernetes(agent, conflicts)
+    monkeypatch.setattr(agent.client, "CoreV1Api", lambda: api)
+    assert agent.Cluster("n1").take(1) == [("ACME-0", 1000)]
+    assert api.patches == [
+        {agent.TO_ALLOCATE: api.patches[0][agent.TO_ALLOCATE], agent.PHASE: "success"},
+        {agent.LOCK: None},
+    ]
 
 
 def test_a_container_sees_its_cards_and_limits(agent):
