@@ -13,6 +13,7 @@ from hami.scheduling.node_resources import NodeResources
 from hami.scheduling.pod_request import PodRequest
 from hami.vendors.spec import CoreUnit, Vendor
 
+QUARTER = 25  # percent of a device
 MAX_STEPS = 8  # requests of one pod that count
 COMMON, MERGED = 32, 32
 """Kinds of usual pods that are kept as they are, and those into which rarer ones are merged. None is dropped: nobody
@@ -101,49 +102,71 @@ def _memory(request: Request) -> tuple[int, int]:
 def few(
     kinds: Mapping[UsualPod, float], current: Collection[UsualPod] = ()
 ) -> dict[UsualPod, float]:
-    """Returns the most common of *kinds*, COMMON at least, and the rarer ones merged: those of one number of devices
-    and the same models; of one number, or of one vendor, where these are too many. Those that are *current* stay before
-    others that are hardly as rare: the room for a new kind has to be computed on all nodes."""
+    """Returns the most common of *kinds*, COMMON at least, and the rarer ones merged in groups, each of which needs as
+    much as its largest: what takes that takes all. Those that are *current* stay before others that are hardly as rare:
+    the room for a new kind has to be computed on all nodes."""
     if len(kinds) <= COMMON + MERGED:
         return dict(kinds)
     weights = dict(kinds)
     for kind in current:
         if kind in weights:
             weights[kind] *= STAYS
-    ordered = sorted(kinds.items(), key=lambda item: -weights[item[0]])
-    made, rare = dict(ordered[:COMMON]), dict(ordered[COMMON:])
-    for group in (_by_count_and_types, _by_count, _by_vendor):
-        rest = _merged(rare, group)
-        if len(rest) <= MERGED:
-            break
-    for kind, count in rest.items():
-        made[kind] = made.get(kind, 0.0) + count
+    ordered = sorted(kinds, key=lambda kind: -weights[kind])
+    made = {kind: kinds[kind] for kind in ordered[:COMMON]}
+    for members in _groups(ordered[COMMON:], kinds):
+        largest = _largest(members)
+        made[largest] = made.get(largest, 0.0) + sum([kinds[kind] for kind in members])
     return made
 
 
-def _by_count_and_types(kind: UsualPod) -> Hashable:
-    return kind.vendor, kind.by_claims, kind.count, kind.types
+def _groups(kinds: Collection[UsualPod], often: Mapping[UsualPod, float]) -> list[list[UsualPod]]:
+    """Returns at most MERGED groups of *kinds* that are alike, the closer the more *often* they come: too much room is
+    kept for those that are taken for larger ones."""
+    groups = _split(kinds, _vendor)
+    for tell_apart in (_count, _types, _cpu, _part_of_device):
+        groups.sort(key=lambda members: -sum([often[kind] for kind in members]))
+        left = MERGED - len(groups)
+        finer: list[list[UsualPod]] = []
+        for members in groups:
+            parts = _split(members, tell_apart)
+            if len(parts) - 1 > left:
+                parts = [members]
+            left -= len(parts) - 1
+            finer += parts
+        groups = finer
+    return groups
 
 
-def _by_count(kind: UsualPod) -> Hashable:
-    return kind.vendor, kind.by_claims, kind.count
+def _split(
+    kinds: Iterable[UsualPod], tell_apart: Callable[[UsualPod], Hashable]
+) -> list[list[UsualPod]]:
+    groups: dict[Hashable, list[UsualPod]] = defaultdict(list)
+    for kind in kinds:
+        groups[tell_apart(kind)].append(kind)
+    return list(groups.values())
 
 
-def _by_vendor(kind: UsualPod) -> Hashable:
+def _vendor(kind: UsualPod) -> Hashable:
     return kind.vendor, kind.by_claims
 
 
-def _merged(
-    kinds: Mapping[UsualPod, float], group: Callable[[UsualPod], Hashable]
-) -> dict[UsualPod, float]:
-    """Returns one kind for each *group*, which needs as much as the largest of its kinds: what takes that takes all."""
-    groups: dict[Hashable, list[UsualPod]] = defaultdict(list)
-    for kind in kinds:
-        groups[group(kind)].append(kind)
-    merged: dict[UsualPod, float] = defaultdict(float)
-    for members in groups.values():
-        merged[_largest(members)] += sum([kinds[kind] for kind in members])
-    return merged
+def _count(kind: UsualPod) -> Hashable:
+    return kind.count
+
+
+def _types(kind: UsualPod) -> Hashable:
+    return kind.types
+
+
+def _cpu(kind: UsualPod) -> Hashable:
+    """At most half of the CPU of one kind is not needed by another."""
+    return kind.milli_cpu.bit_length()
+
+
+def _part_of_device(kind: UsualPod) -> Hashable:
+    """A quarter, half, or more of a device, or the doublings of memory."""
+    quarters = max(kind.cores, kind.memory_percent) // QUARTER
+    return quarters, kind.memory_mib.bit_length()
 
 
 def _largest(kinds: Iterable[UsualPod]) -> UsualPod:

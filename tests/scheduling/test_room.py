@@ -117,12 +117,20 @@ def test_the_kind_of_a_pod_is_what_its_room_depends_on(request_, kind):
     assert usual_pod(request_, NodeResources(4000, 8000)) == kind
 
 
-def test_rare_kinds_are_merged_into_one_that_needs_as_much_as_the_largest():
+def test_rare_kinds_that_are_alike_are_merged_into_one_that_needs_as_much_as_the_largest():
     common = {gpu_pod(cores=cores): 1000.0 for cores in range(COMMON)}
-    rare = {gpu_pod(8, 100, milli_cpu=1000 * cpu): 1.0 for cpu in range(1, MERGED + 2)}
-    assert few(common | rare) == common | {
-        gpu_pod(8, 100, milli_cpu=1000 * (MERGED + 1)): MERGED + 1
+    rare = {gpu_pod(8, 100, milli_cpu=1024 + cpu): 1.0 for cpu in range(MERGED)}
+    other = {gpu_pod(8, 100, milli_cpu=9000): 1.0}
+    assert few(common | rare | other) == common | other | {
+        gpu_pod(8, 100, milli_cpu=1024 + MERGED - 1): MERGED
     }
+
+
+def test_of_too_many_different_rare_kinds_the_rarest_are_merged():
+    common = {gpu_pod(cores=cores): 1000.0 for cores in range(COMMON)}
+    usual = {gpu_pod(count, milli_cpu=1 << bits): 3.0 for count in (2, 4) for bits in range(8)}
+    rare = {gpu_pod(8, milli_cpu=1 << bits): 1.0 for bits in range(20)}
+    assert few(common | usual | rare) == common | usual | {gpu_pod(8, milli_cpu=1 << 19): 20.0}
 
 
 @given(seed=integers(0, 2**32))
