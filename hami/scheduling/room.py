@@ -4,11 +4,12 @@ The room of a node for a pod is how many more of its kind the node would take if
 its CPU. A placement is good if it takes little room from the pods that find little elsewhere: each kind is weighed by
 how often it comes, over a power of the room that the cluster has for it.
 
-Where no pods end, what is kept is never used, and what counts is how much is allocated: then the power is 1, which is
-proportional fairness. Where as many pods end as come, devices become free again, and what counts is how long pods wait
-for that. The time until the next of a kind finds a place is one over its room, so with a power of 2 all wait least
-together, and with more of it those count more who wait longest: rare room, such as whole nodes, is kept for those who
-need it. Between both, the power follows the turnover.
+Where no pods end, what is kept is never used, and what counts is how much is allocated: then the power is low, between
+the most room for all together, with 0, and proportional fairness, with 1. Where as many pods end as come, devices
+become free again, and what counts is how long pods wait for that. The time until the next of a kind finds a place is
+one over its room, so with a power of 2 all wait least together, and with more of it those count more who wait longest:
+rare room, such as whole nodes, is kept for those who need it. Between both, the power follows the turnover. The powers
+are those that did best in `python -m benchmarks trace`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from hami.scheduling.usual_pods import UsualPod
 Array = NDArray[Any]
 
 f32 = numpy.float32
-HIGHEST_POWER = 3.0
-"""The power of the room in the weights where as many pods end as come."""
+POWER = 0.5, 5.0
+"""The power of the room in the weights, where no pods end, and where as many end as come."""
 SLACK = 1.0, 5.0
-"""Pods that are added to the room of the cluster, where no pods end, and where as many end as come."""
+"""Pods that are added to the room of the cluster, likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,11 +79,14 @@ class UsualPods:
 
         *turnover*: how many pods end for one that comes, at most 1.
         """
-        never, always = SLACK
-        slack = never + (always - never) * turnover
-        power = 1.0 + (HIGHEST_POWER - 1.0) * turnover
-        worth = self.share / (total + slack) ** power
+        worth = self.share / (total + _between(SLACK, turnover)) ** _between(POWER, turnover)
         return numpy.asarray(worth / max(worth.sum(), 1e-300), dtype=f32)
+
+
+def _between(ends: tuple[float, float], turnover: float) -> float:
+    """Returns what lies between the *ends*: the first without turnover, the second with all of it."""
+    never, always = ends
+    return never + (always - never) * turnover
 
 
 def _shares(often: Iterable[float]) -> Array:

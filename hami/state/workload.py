@@ -14,9 +14,9 @@ REMEMBERED = HALF_LIFE / math.log(2)
 """Pods that an endless row of pods counts as, by the weight of the last one."""
 FIRST, EIGHTH, LATEST = 16, 8, 256
 """The usual pods are estimated after FIRST pods, and again when these are an EIGHTH more, or LATEST pods more."""
-ASSUMED = 500
+ASSUMED = 30
 """Pods of which it is assumed at first that they have come and ended: that devices become free again, until more is
-known. What is broken into crumbs while a cluster fills is hardly ever whole again."""
+known, so that the first pods of a leader that take over a full cluster break no node into crumbs."""
 MAX_COUNTS = 4096
 """Kinds of pods that are counted, over all namespaces."""
 LARGEST_SHARE, FROM_NAMESPACES = 0.25, 4
